@@ -1,0 +1,1 @@
+"""What executes a traced program. Nothing outside this package knows a device."""
