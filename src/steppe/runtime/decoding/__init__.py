@@ -1,0 +1,1 @@
+"""How sequences advance: one strategy a file."""

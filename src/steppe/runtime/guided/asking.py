@@ -1,0 +1,83 @@
+"""Tokens that are sampled first, and shown to their grammar afterwards.
+
+Where the highest logit is taken, a mask can only do one thing to it: forbid it. Such a row is
+sampled as if it were free. The grammar then looks at one token, which costs a small part of what a
+mask does, and only where it refuses is the mask computed and the row sampled again.
+
+Rows that are drawn at random have their masks first. Another mask is another sum of weights to
+draw from, so the token would have to be drawn again though it is allowed; and a draw from the few
+tokens that a grammar mostly leaves is far cheaper than one from them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from steppe.backends.base import SampleBatch
+from steppe.runtime.guided.state import GuidedState, compute_together
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steppe.backends.base import Backend, StepOutput
+    from steppe.runtime.executor import SequenceRows
+
+__all__ = ["asked_later", "settle"]
+
+
+def asked_later(part: SequenceRows, num_rows: int, kept_rows: int) -> GuidedState | None:
+    """The grammar of a part whose one row is sampled before the grammar is asked, in a step of
+    ``num_rows`` rows of logits; None for any other part.
+    """
+    guided = part.sequence.guided
+    if guided is None or guided.error is not None or num_rows > kept_rows:
+        return None
+    drafts = part.decode is not None and part.sampled != (0,)
+    if len(part.sampled) != 1 or drafts or not part.sequence.sampler.takes_highest:
+        return None
+    return guided
+
+
+def settle(
+    backend: Backend, parts: Sequence[SequenceRows], sample: SampleBatch, output: StepOutput
+) -> StepOutput:
+    """The output of the step that has just run, with every refused token replaced by the one that
+    its grammar's mask leaves. Actor thread only. Raises ExecutionError when the backend fails.
+    """
+    refused: list[tuple[int, SequenceRows, GuidedState]] = []
+    end = 0
+    for part in parts:
+        end += len(part.scored) + len(part.sampled)
+        guided = asked_later(part, sample.rows.size, backend.kept_rows)
+        if guided is not None and not guided.allows(int(output.sampled[end - 1])):
+            refused.append((end - 1, part, guided))
+    if not refused:
+        return output
+    compute_together([guided for _, _, guided in refused])
+    masks = [guided.masks()[0] for _, _, guided in refused]
+    samplers = [part.sequence.sampler for _, part, _ in refused]
+    rows = np.array([row for row, _, _ in refused], np.int32)
+    again = backend.resample(
+        rows,
+        SampleBatch(
+            sample.rows[rows],
+            bias=[sampler.bias for sampler in samplers],
+            history=[sampler.history for sampler in samplers],
+            # A grammar that is at its end wins over ``min_tokens``: nothing else could follow.
+            banned=[
+                None if guided.complete else sampler.banned
+                for sampler, (_, _, guided) in zip(samplers, refused, strict=True)
+            ],
+            masks=masks,
+        ),
+    )
+    sampled = output.sampled.copy()
+    sampled[rows] = again.sampled
+    logprob = output.logprob
+    if logprob is not None and again.logprob is not None:
+        logprob = logprob.copy()
+        logprob[rows] = again.logprob
+    return replace(output, sampled=sampled, logprob=logprob)

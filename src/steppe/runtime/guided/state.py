@@ -1,0 +1,160 @@
+"""One sequence on its way through its grammar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from steppe.errors import ExecutionError
+from steppe.runtime.guided.compiler import PreparedGuided
+from steppe.runtime.guided.vocabulary import bit_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steppe.runtime.guided.compiler import CompiledGrammar
+    from steppe.stepping.types import SlotSeed
+
+__all__ = ["GuidedState", "compute_together", "guided_state"]
+
+Mask = npt.NDArray[np.uint32]
+
+
+def guided_state(seed: SlotSeed) -> GuidedState | None:
+    """The state of a sequence that is about to be seated, past all it has generated; None for one
+    without a guide.
+
+    Raises ExecutionError for a guide that nobody has compiled.
+    """
+    guided = seed.params.guided
+    if guided is None:
+        return None
+    if not isinstance(guided, PreparedGuided):
+        raise ExecutionError("a guided sequence comes with its compiled grammar")
+    return GuidedState(guided.compiled, seed.stop_token_ids, seed.generated)
+
+
+def compute_together(states: Sequence[GuidedState]) -> None:
+    """Compute the next mask of each state, side by side, for its ``masks`` to find. Each is as it
+    would be alone; a state that has failed is left out. Actor thread only.
+    """
+    sound = [state for state in states if state.error is None]
+    if len(sound) < 2:
+        return
+    vocabulary = sound[0].vocabulary
+    bits = np.zeros((len(sound), -(-vocabulary.ll.vocab_size // 32)), "<u4")
+    vocabulary.executor.unsafe_compute_mask_ptr(
+        [(state.matcher, row) for row, state in enumerate(sound)],
+        bits.ctypes.data,
+        bits.shape[1] * bits.itemsize,
+        len(sound),
+    )
+    for state, row in zip(sound, bits, strict=True):
+        state.computed = row
+
+
+class GuidedState:
+    """Where a sequence stands in its grammar, and what may follow. Actor thread only.
+
+    Stop ids are not the grammar's to allow: in whatever way it names them, they may be sampled
+    exactly where the grammar may end. A state depends on the grammar and the tokens alone, so a
+    preempted sequence replays its tokens and stands where it stood.
+    """
+
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        stop_token_ids: frozenset[int],
+        generated: Sequence[int] = (),
+    ) -> None:
+        self.vocabulary = vocabulary = grammar.vocabulary
+        self.matcher = grammar.matcher()
+        self.computed: npt.NDArray[np.uint32] | None = None
+        """The next mask, if it was computed together with those of others."""
+        self._stop_ids = stop_token_ids
+        self._stops = bit_mask(stop_token_ids, vocabulary.vocab_size)
+        self._usable = vocabulary.usable & ~self._stops
+        self.complete = False
+        """Whether the text satisfies the grammar and nothing can be added to it. As of the last
+        ``masks``; False after ``allows``, which does not find out.
+        """
+        self.error: str | None = None
+        """What went wrong in the grammar; nothing may follow then."""
+        for token_id in generated:
+            self.accept(token_id)
+
+    def accept(self, token_id: int) -> None:
+        """Take one token of the answer."""
+        self.computed = None
+        if self.error is None and token_id not in self._stop_ids:
+            self.matcher.consume_token(token_id)
+            self._sound()
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the next mask has a token, found without the mask, and for far less."""
+        self.complete = False
+        if self.error is not None:
+            return False
+        # Where the grammar leaves one text only, a mask has nothing but the token it begins with.
+        forced = self.matcher.compute_ff_tokens()
+        if token_id in self._stop_ids:
+            allowed = self.matcher.is_accepting()
+        elif token_id < 0 or not _allows(self._usable, token_id):
+            allowed = False
+        elif forced:
+            allowed = token_id == forced[0]
+        else:
+            allowed = self.matcher.validate_tokens([token_id]) == 1
+        return self._sound() and allowed
+
+    def masks(self, drafts: Sequence[int] = ()) -> list[Mask | None]:
+        """What may be sampled next, uint32[ceil(vocab / 32)]; then the same after each draft token.
+
+        Nothing may follow a fault or the end of a grammar without a stop id: all bits are 0 then. A
+        draft that the grammar forbids, and all after it, have None: they cannot be accepted.
+        """
+        mask = self._mask()
+        ends = self.complete
+        rows: list[Mask | None] = [mask]
+        taken = 0
+        for token_id in drafts:
+            if not _allows(mask, token_id) or token_id in self._stop_ids:
+                break
+            self.matcher.consume_token(token_id)
+            taken += 1
+            mask = self._mask()
+            rows.append(mask)
+        if taken and self.error is None:
+            self.matcher.rollback(taken)
+            self._sound()
+        self.complete = ends
+        return rows + [None] * (len(drafts) - taken)
+
+    def _mask(self) -> Mask:
+        mask = np.zeros_like(self._stops)
+        self.complete = False
+        if self.error is not None:
+            return mask
+        bits, self.computed = self.computed, None
+        if bits is None:
+            bits = np.frombuffer(self.matcher.compute_bitmask(), "<u4")
+        bits = bits[: len(mask)]
+        if not self._sound():
+            return mask
+        np.bitwise_and(bits, self._usable[: len(bits)], out=mask[: len(bits)])
+        if self.matcher.is_accepting():
+            self.complete = not mask.any()
+            mask |= self._stops
+        return mask
+
+    def _sound(self) -> bool:
+        if not self.matcher.is_error():
+            return True
+        self.error = self.matcher.get_error().partition("\n")[0][:300] or "unknown"
+        return False
+
+
+def _allows(mask: Mask, token_id: int) -> bool:
+    return bool(mask[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1))

@@ -1,0 +1,82 @@
+"""Our vocabulary as llguidance reads it."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from llguidance import LLExecutor, LLTokenizer
+
+    from steppe.text.tokenizer import Tokenizer
+
+__all__ = ["GrammarVocabulary", "bit_mask"]
+
+Mask = npt.NDArray[np.uint32]
+
+MOST_THREADS = 8
+
+
+def bit_mask(token_ids: Iterable[int], vocab_size: int) -> Mask:
+    """uint32[ceil(vocab_size / 32)] with the bits of ``token_ids`` set; those past the end are left
+    out.
+    """
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    ids = np.fromiter(token_ids, np.int64)
+    bits[ids[ids < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+class _TokenTable:
+    """The attributes that ``LLTokenizer`` reads of a tokenizer written in Python."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int, special_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.eos_token_id = eos_id
+        self.special_token_ids = sorted(special_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a stretch in the middle of a text: what it starts with is not the start."""
+        return self._tokenizer.encode_parts([self.eos_token_id, text])[1:]
+
+
+class GrammarVocabulary:
+    """What each token spells, for grammars, and which tokens they may use at all.
+
+    ``vocab_size`` is the model's: rows without a token can never be sampled. The ids in
+    ``end_ids`` end answers of this model and are no text to any grammar. The space that a
+    SentencePiece decoder takes away from the start of a text is one that a grammar has seen.
+    Immutable; any thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]) -> None:
+        from llguidance import LLTokenizer
+
+        known = [i for i in sorted(end_ids) if i < tokenizer.vocab_size]
+        # The library wants an end token of its own. It is taken out of every mask again: where an
+        # answer may end is told by the grammar's state, and by which tokens, by the request.
+        first_special = min(tokenizer.special_ids, default=0)
+        ends = known or [first_special]
+        table = _TokenTable(tokenizer, ends[0], {*tokenizer.special_ids, *ends})
+        self.vocab_size = vocab_size
+        self.ll: LLTokenizer = LLTokenizer(table, eos_token=ends)  # type: ignore[arg-type]
+        text_ids = set(range(tokenizer.vocab_size)).difference(ends)
+        self.usable = bit_mask(text_ids, vocab_size)
+        """uint32[ceil(vocab_size / 32)]: the tokens that may be part of an answer."""
+
+    @cached_property
+    def executor(self) -> LLExecutor:
+        """Threads that compute masks side by side, started when there are first two to compute."""
+        from llguidance import LLExecutor
+
+        return LLExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))

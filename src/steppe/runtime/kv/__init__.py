@@ -1,0 +1,1 @@
+"""Memory of computed keys and values: the page pool and who holds which page."""

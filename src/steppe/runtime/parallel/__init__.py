@@ -1,0 +1,1 @@
+"""How ranks relate to each other."""

@@ -1,0 +1,1 @@
+"""The stepped plane over a session (seed 001)."""
