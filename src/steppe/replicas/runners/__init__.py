@@ -1,0 +1,1 @@
+"""The engines that a replica may run on, one kind a module."""
