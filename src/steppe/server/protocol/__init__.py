@@ -1,0 +1,1 @@
+"""What clients send: one schema per API, checked before anything else happens."""
