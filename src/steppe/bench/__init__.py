@@ -1,0 +1,1 @@
+"""Load for a server or an engine, and what it measured: ``steppe bench``."""
