@@ -39,6 +39,7 @@ struct AttentionTile {
 enum class Act : int { SILU, GELU_TANH };
 
 constexpr int kMostBlocks = 16;
+constexpr int kWeightBlock = 64;  // tokens of a row that are weighed, or looked at, together
 
 struct ColumnBlock {          // 16 columns of a product, or the last ones of a matrix
   const uint8_t* w;
@@ -86,6 +87,12 @@ struct Kernels {
   int (*argmax)(const float* x, int n, float* value);
   // sum of exp(x[i] - top) in a fixed order
   float (*sum_exp)(const float* x, int n, float top);
+  // weights[i] = exp((x[i] - top) * scale), 0 where that is less than `least`; sums[b] = those of
+  // block b of kWeightBlock, added up in a fixed order. No x is above top. Either may be null.
+  void (*weigh)(const float* x, int n, double scale, double top, double least, double* sums,
+                double* weights);
+  // The largest of each kWeightBlock values; a NaN is none.
+  void (*block_tops)(const float* x, int n, float* tops);
   double (*read)(const uint8_t* data, size_t bytes);  // bandwidth probe
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "demand.h"
 
@@ -32,34 +33,40 @@ void sort_first(std::vector<int32_t>& ids, size_t count, const float* scores) {
   std::sort(ids.begin(), ids.end(), Falling{scores});
 }
 
+// The ids whose scores are at least that, looking closely at those blocks alone that have any;
+// `scratch.tops` holds the blocks' maxima.
+void gather_from(const float* scores, int vocab, float least, SampleScratch& scratch) {
+  scratch.ids.clear();
+  for (size_t b = 0; b < scratch.tops.size(); b++) {
+    if (scratch.tops[b] < least) continue;
+    const int first = int(b) * kWeightBlock;
+    for (int i = first; i < std::min(vocab, first + kWeightBlock); i++)
+      if (scores[i] >= least) scratch.ids.push_back(i);
+  }
+}
+
+void find_tops(const Kernels& k, const float* scores, int vocab, SampleScratch& scratch) {
+  scratch.tops.resize(size_t(vocab + kWeightBlock - 1) / kWeightBlock);
+  k.block_tops(scores, vocab, scratch.tops.data());
+}
+
 // The ids of the `count` best scores of a row, without looking closely at the many that are far off.
-void likeliest(const float* scores, int vocab, size_t count, std::vector<int32_t>& ids) {
-  ids.clear();
+void likeliest(const Kernels& k, const float* scores, int vocab, size_t count,
+               SampleScratch& scratch) {
   // Blocks' maxima bound the count-th best from below: `count` blocks have one at least as high.
-  constexpr int kBlock = 64;
-  const int blocks = (vocab + kBlock - 1) / kBlock;
-  if (count > 0 && count < size_t(blocks) / 4) {
-    std::vector<float> tops(static_cast<size_t>(blocks));
-    for (int b = 0; b < blocks; b++) {
-      float top = kNever;
-      for (int i = b * kBlock; i < std::min(vocab, (b + 1) * kBlock); i++)
-        top = scores[i] > top ? scores[i] : top;
-      tops[size_t(b)] = top;
-    }
-    std::vector<float> sorted = tops;
+  if (count > 0 && count < size_t(vocab) / kWeightBlock / 4) {
+    find_tops(k, scores, vocab, scratch);
+    std::vector<float>& sorted = scratch.sorted_tops;
+    sorted = scratch.tops;
     std::nth_element(sorted.begin(), sorted.begin() + std::ptrdiff_t(count - 1), sorted.end(),
                      [](float a, float b) { return a > b; });
-    const float least = sorted[count - 1];
-    for (int b = 0; b < blocks; b++) {
-      if (tops[size_t(b)] < least) continue;
-      for (int i = b * kBlock; i < std::min(vocab, (b + 1) * kBlock); i++)
-        if (scores[i] >= least) ids.push_back(i);
-    }
+    gather_from(scores, vocab, sorted[count - 1], scratch);
   } else {
+    scratch.ids.clear();
     for (int i = 0; i < vocab; i++)
-      if (!std::isnan(scores[i])) ids.push_back(i);
+      if (!std::isnan(scores[i])) scratch.ids.push_back(i);
   }
-  sort_first(ids, count, scores);
+  sort_first(scratch.ids, count, scores);
 }
 
 // The ids that a mask allows, rising, and their logits; how many there are. What is left out has no
@@ -105,6 +112,98 @@ void edit(float* w, const SampleRow& row, const RowExtras& extras, Place place) 
     const int64_t at = place(extras.banned[i]);
     if (at >= 0) w[at] = kNever;
   }
+}
+
+// The first place whose running sum exceeds `wanted`; where rounding leaves none, the first that
+// reaches the whole: the last with any weight.
+size_t place_in(const double* running, size_t n, double wanted) {
+  const size_t at = size_t(std::upper_bound(running, running + n, wanted) - running);
+  return std::min(at, size_t(std::lower_bound(running, running + n, running[n - 1]) - running));
+}
+
+// exp(score / temperature), relative to the highest score, of tokens of one row.
+struct Weights {
+  const Kernels& k;
+  double scale, top;
+  SampleScratch& scratch;
+
+  // Of those ids, in their order, into `scratch.weights`; 0 for what is below `least`.
+  std::vector<double>& of(const float* scores, const std::vector<int32_t>& ids,
+                          double least = 0.0) const {
+    scratch.near.resize(ids.size());
+    for (size_t i = 0; i < ids.size(); i++) scratch.near[i] = scores[ids[i]];
+    scratch.weights.resize(ids.size());
+    k.weigh(scratch.near.data(), int(ids.size()), scale, top, least, nullptr,
+            scratch.weights.data());
+    return scratch.weights;
+  }
+
+  double total_of(const float* scores, const std::vector<int32_t>& ids) const {
+    const std::vector<double>& w = of(scores, ids);
+    return std::accumulate(w.begin(), w.end(), 0.0);
+  }
+
+  // Sums of the row's blocks, each with those before it, into `scratch.sums`.
+  std::vector<double>& running_sums(const float* scores, int vocab, double least) const {
+    std::vector<double>& sums = scratch.sums;
+    sums.resize(size_t(vocab + kWeightBlock - 1) / kWeightBlock);
+    k.weigh(scores, vocab, scale, top, least, sums.data(), nullptr);
+    std::partial_sum(sums.begin(), sums.end(), sums.begin());
+    return sums;
+  }
+
+  // A draw of rising ids: where in the sum of their weights u is.
+  int32_t draw_of(const float* scores, const std::vector<int32_t>& ids, double least,
+                  double u) const {
+    std::vector<double>& w = of(scores, ids, least);
+    std::partial_sum(w.begin(), w.end(), w.begin());
+    return ids[place_in(w.data(), w.size(), u * w.back())];
+  }
+
+  // The same over the whole row: first which block, then who in it.
+  int32_t draw_of_all(const float* scores, int vocab, double least, double u) const {
+    const std::vector<double>& sums = running_sums(scores, vocab, least);
+    const double wanted = u * sums.back();
+    const size_t block = place_in(sums.data(), sums.size(), wanted);
+    const int first = int(block) * kWeightBlock, n = std::min(vocab - first, kWeightBlock);
+    double w[kWeightBlock];
+    k.weigh(scores + first, n, scale, top, least, nullptr, w);
+    std::partial_sum(w, w + n, w);
+    return first + int32_t(place_in(w, size_t(n), wanted - (block ? sums[block - 1] : 0.0)));
+  }
+};
+
+// Leaves of the falling ids those that stand before a mass of `top_p` of `total` is reached, the
+// first always. False if it is not reached by all of them.
+bool keep_mass(const Weights& weights, const float* scores, float top_p, double total) {
+  std::vector<int32_t>& ids = weights.scratch.ids;
+  const std::vector<double>& w = weights.of(scores, ids);
+  const double enough = double(top_p) * total;
+  double before = 0.0;
+  size_t keep = 0;
+  while (keep < ids.size() && (keep == 0 || before < enough)) before += w[keep++];
+  ids.resize(keep);
+  return before >= enough;
+}
+
+// The same for a whole row, of which only what may be heavy enough is sorted: all that weigh less
+// than 1 - top_p of the whole divided by their number weigh less than 1 - top_p of it together.
+void find_mass(const Weights& weights, const float* scores, int vocab, float top_p) {
+  SampleScratch& scratch = weights.scratch;
+  const double total = weights.running_sums(scores, vocab, 0.0).back();
+  const double light = 0.999 * (1.0 - double(top_p)) * total / double(vocab);
+  const float bound = float(weights.top + std::log(light) / weights.scale);
+  find_tops(weights.k, scores, vocab, scratch);
+  gather_from(scores, vocab, std::nextafter(bound, kNever), scratch);
+  constexpr size_t kFirst = 256;  // mostly these are enough
+  if (scratch.ids.size() > kFirst) {
+    std::vector<int32_t> all = scratch.ids;
+    sort_first(scratch.ids, kFirst, scores);
+    if (keep_mass(weights, scores, top_p, total)) return;
+    scratch.ids = std::move(all);
+  }
+  std::sort(scratch.ids.begin(), scratch.ids.end(), Falling{scores});
+  keep_mass(weights, scores, top_p, total);
 }
 
 }  // namespace
@@ -161,56 +260,17 @@ int sample_row(const Kernels& k, const float* logits, int vocab, const SampleRow
   const auto token_at = [&](int32_t place) { return allowed ? allowed[place] : place; };
   if (row.temperature < kGreedyBelow) return token_at(best);
 
-  const double temperature = double(row.temperature), highest = double(top) / temperature;
-  auto weight = [&](float x) { return std::exp(double(x) / temperature - highest); };
-  std::vector<int32_t>& ids = scratch.ids;
-  std::vector<double>& weights = scratch.weights;
-  double total = 0.0;
-  if (few) {
-    likeliest(scores, vocab, size_t(row.top_k), ids);
-  } else if (row.top_p < 1.0f) {
-    weights.resize(size_t(vocab));
-    for (int i = 0; i < vocab; i++) total += weights[size_t(i)] = weight(scores[i]);
-  }
-  if (row.top_p < 1.0f) {
-    // Falling until the mass is reached, looking at ever more of the row.
-    size_t count = few ? ids.size() : 256;
-    for (;; count *= 8) {
-      if (!few) likeliest(scores, vocab, count, ids);
-      else total = 0.0;
-      if (few)
-        for (int32_t id : ids) total += weight(scores[id]);
-      const double enough = double(row.top_p) * total;
-      double before = 0.0;
-      size_t keep = 0;
-      while (keep < ids.size() && (keep == 0 || before < enough))
-        before += weight(scores[ids[keep++]]);
-      if (keep < ids.size() || few || ids.size() >= size_t(vocab)) {
-        ids.resize(keep);
-        break;
-      }
-      if (before >= enough) break;
-    }
-  }
-  const bool all = !few && row.top_p >= 1.0f;
-  if (all) {
-    ids.clear();
-    for (int i = 0; i < vocab; i++) ids.push_back(i);
-  } else {
-    std::sort(ids.begin(), ids.end());
-  }
-  weights.resize(ids.size());
-  double mass = 0.0;
-  for (size_t i = 0; i < ids.size(); i++) {
-    const double w = weight(scores[ids[i]]);
-    mass += row.min_p > 0.0f && w < double(row.min_p) ? 0.0 : w;
-    weights[i] = mass;
-  }
+  const Weights weights{k, 1.0 / double(row.temperature), double(top), scratch};
   const double u = uniform(row.seed, row.sequence_index, row.position, row.purpose);
-  size_t at = size_t(std::upper_bound(weights.begin(), weights.end(), u * mass) - weights.begin());
-  const size_t last =
-      size_t(std::lower_bound(weights.begin(), weights.end(), mass) - weights.begin());
-  return token_at(ids[std::min(at, last)]);
+  if (!few && row.top_p >= 1.0f)
+    return token_at(weights.draw_of_all(scores, vocab, double(row.min_p), u));
+  if (few) likeliest(k, scores, vocab, size_t(row.top_k), scratch);
+  if (row.top_p < 1.0f) {
+    if (few) keep_mass(weights, scores, row.top_p, weights.total_of(scores, scratch.ids));
+    else find_mass(weights, scores, vocab, row.top_p);
+  }
+  std::sort(scratch.ids.begin(), scratch.ids.end());
+  return token_at(weights.draw_of(scores, scratch.ids, double(row.min_p), u));
 }
 
 void row_logprobs(const Kernels& k, const float* logits, int vocab, int token, int count,
@@ -221,7 +281,7 @@ void row_logprobs(const Kernels& k, const float* logits, int vocab, int token, i
   const double whole = double(top) + std::log(double(k.sum_exp(logits, vocab, top)));
   if (token >= 0) *logprob = float(double(logits[token]) - whole);
   if (count <= 0) return;
-  likeliest(logits, vocab, size_t(count), scratch.ids);
+  likeliest(k, logits, vocab, size_t(count), scratch);
   for (size_t i = 0; i < scratch.ids.size(); i++) {
     top_ids[i] = scratch.ids[i];
     top_logprobs[i] = float(double(logits[scratch.ids[i]]) - whole);

@@ -33,8 +33,8 @@ struct RowExtras {
 };
 
 struct SampleScratch {
-  std::vector<float> work;
-  std::vector<double> weights;
+  std::vector<float> work, near, tops, sorted_tops;
+  std::vector<double> weights, sums;
   std::vector<int32_t> ids;
   std::vector<int32_t> allowed;  // by the mask of the row at hand
 };

@@ -23,6 +23,7 @@ const Kernels* STEPPE_JOIN(kernels_, STEPPE_VARIANT)() {
     STEPPE_VARIANT::add_int_tiles(k);
     STEPPE_VARIANT::add_float_tiles(k);
     STEPPE_VARIANT::add_row_kernels(k);
+    STEPPE_VARIANT::add_weights(k);
     STEPPE_VARIANT::add_cache(k);
 #endif
     STEPPE_VARIANT::add_attention(k);

@@ -9,6 +9,7 @@ void add_int_tiles(Kernels& k);
 void add_tile_products(Kernels& k);  // of variants that have tile registers
 void add_float_tiles(Kernels& k);
 void add_row_kernels(Kernels& k);
+void add_weights(Kernels& k);
 void add_attention(Kernels& k);
 void add_cache(Kernels& k);
 

@@ -146,9 +146,52 @@ void check_logprobs(const Kernels& kern, const Row& r, int token, SampleScratch&
   }
 }
 
+// What a sampler weighs, against the same by the C library; and the maxima of blocks.
+void test_weights(const Kernels& kern) {
+  const int n = between(1, 400);
+  const size_t blocks = size_t(n + kWeightBlock - 1) / kWeightBlock;
+  constexpr float never = -std::numeric_limits<float>::infinity();
+  std::vector<float> x = normals(size_t(n));
+  for (float& v : x) v = between(0, 9) ? v * 10.0f : never;
+  const float top = x[size_t(between(0, n - 1))] = 60.0f;
+  const double scale = between(0, 1) ? 1.0 : 0.1 * double(between(1, 200));
+  const double least = between(0, 1) ? 0.0 : 1e-9;
+  std::vector<double> w(static_cast<size_t>(n)), sums(blocks), only(blocks);
+  std::vector<float> tops(blocks);
+  kern.weigh(x.data(), n, scale, top, least, sums.data(), w.data());
+  kern.weigh(x.data(), n, scale, top, least, only.data(), nullptr);
+  kern.block_tops(x.data(), n, tops.data());
+  CHECK(sums == only);
+  for (size_t b = 0; b < blocks; b++) {
+    double sum = 0.0;
+    float largest = never;
+    const size_t begin = b * kWeightBlock, end = std::min(size_t(n), begin + kWeightBlock);
+    for (size_t i = begin; i < end; i++) {
+      const double z = (double(x[i]) - double(top)) * scale, exact = std::exp(z);
+      if (std::fabs(exact - least) > 1e-12 * least && z > -699.0)
+        CHECK(std::fabs(w[i] - (exact < least ? 0.0 : exact)) <= exact * 0x1p-46);
+      if (z < -701.0) CHECK(w[i] == 0.0);
+      if (x[i] == top) CHECK(w[i] == 1.0);
+      sum += w[i];
+      largest = std::max(largest, x[i]);
+    }
+    CHECK(std::fabs(sums[b] - sum) <= 1e-14 * sum);
+    CHECK(tops[b] == largest);
+  }
+  x[size_t(between(0, n - 1))] = std::numeric_limits<float>::quiet_NaN();
+  kern.block_tops(x.data(), n, tops.data());
+  for (size_t b = 0; b < blocks; b++) {
+    float largest = never;
+    for (size_t i = b * kWeightBlock; i < std::min(size_t(n), (b + 1) * kWeightBlock); i++)
+      if (x[i] > largest) largest = x[i];
+    CHECK(tops[b] == largest);
+  }
+}
+
 }  // namespace
 
 void test_sampling(const Kernels& kern) {
+  for (int repeat = 0; repeat < 200; repeat++) test_weights(kern);
   SampleScratch scratch;
   for (int repeat = 0; repeat < 60; repeat++) {
     Row r = random_row();

@@ -45,6 +45,22 @@ def test_a_flat_distribution_is_sorted_as_far_as_its_mass_reaches(
     assert_same(natively(VARIANTS[0], logits, batch), rules.sample_rows(logits, batch))
 
 
+HOWS: tuple[dict[str, float], ...] = ({}, {"min_p": 0.02}, {"top_p": 0.9}, {"top_k": 50})
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_rows_as_long_as_a_real_vocabulary(
+    rng: np.random.Generator, how: dict[str, float], spread: float
+) -> None:
+    """Draws from all of it find their block first, then their token."""
+    logits = (rng.standard_normal((16, 49_157)) * spread).astype(np.float32)
+    rows = sample_rows(16, temperature=0.8, seed=rng.integers(0, 2**63, 16), **how)
+    expected = rules.sample_rows(logits, SampleBatch(rows))
+    for isa in VARIANTS:
+        assert_same(natively(isa, logits, SampleBatch(rows)), expected)
+
+
 def test_a_logit_that_is_not_a_number_leaves_nothing_to_choose() -> None:
     logits = np.zeros((2, 100), np.float32)
     logits[1, 57] = np.nan
