@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +20,25 @@ def test_every_source_of_work_wakes_an_engine_that_would_sleep_for_an_hour() -> 
     # And so did the end of the block.
 
 
+ROOT = Path(__file__).parents[2]
+
+IDLE = """
+import time
+from steppe.engine import RequestEngine
+from steppe.testing import ScriptedRuntime
+from tests.engine.helpers import ask
+
+with RequestEngine(ScriptedRuntime()) as engine:
+    engine.submit(ask(1, timeout=1e6)).get(10)
+    before = time.process_time()
+    time.sleep(5)
+    print(time.process_time() - before)
+"""
+
+
 @pytest.mark.slow
 def test_five_idle_seconds_cost_less_than_fifty_milliseconds() -> None:
-    with RequestEngine(ScriptedRuntime()) as engine:
-        engine.submit(ask(1, timeout=1e6)).get(10)
-        before = time.process_time()
-        time.sleep(5)
-        assert time.process_time() - before < 0.05
+    """In a process of its own: what other tests have left running here is not the engine's."""
+    command = [sys.executable, "-c", IDLE]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert 0 <= float(ran.stdout) < 0.05
