@@ -144,7 +144,7 @@ def test_tensor_data_is_a_view_of_the_map(tmp_path: Path, rng: np.random.Generat
 
 
 # The package takes half a minute to open the second.
-PATIENT = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENT = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("fixture", ["smollm2_gguf", pytest.param("gemma3_gguf", marks=PATIENT)])

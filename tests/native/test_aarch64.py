@@ -20,7 +20,7 @@ def emulated(*emulator: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_kernels_of_aarch64_compute_the_same() -> None:
     need("cmake", "ninja", f"{TOOLCHAIN}-g++", "qemu-aarch64")
     assert passed("--cross", TOOLCHAIN) == [*COMMON, "neon_dotprod", "portable"]

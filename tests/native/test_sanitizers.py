@@ -29,7 +29,7 @@ def need_sanitizer(names: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("names", ["address,undefined", "thread"])
 def test_every_variant_is_clean(names: str, tmp_path: Path) -> None:
     need_sanitizer(names, tmp_path)

@@ -82,7 +82,7 @@ def answer(output: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_wheel_says_truly_where_it_runs(wheel: Path) -> None:
     pattern = rf"steppe-[^-]+-cp3\d+-cp3\d+-manylinux_2_(\d+)_{platform.machine()}\.whl"
     match = re.fullmatch(pattern, wheel.name)
@@ -97,7 +97,7 @@ def test_a_wheel_says_truly_where_it_runs(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_wheel_holds_every_variant(installed: Path) -> None:
     words = "from steppe.backends.native import _native as n; import json, steppe; "
     words += "print(json.dumps([steppe.__file__, n.built_variants(), n.variants()]))"
@@ -108,7 +108,7 @@ def test_a_wheel_holds_every_variant(installed: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_installed_wheel_generates_without_a_compiler(
     installed: Path,
     tmp_path: Path,
@@ -128,7 +128,7 @@ def test_an_installed_wheel_generates_without_a_compiler(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_installed_wheel_answers_with_a_real_model(installed: Path, smollm2_gguf: Path) -> None:
     words = ["generate", smollm2_gguf, PROMPT, "--system", "Answer in one sentence.", *GREEDY]
     output = run(installed / "steppe", *words, **outside(installed))
@@ -136,7 +136,7 @@ def test_an_installed_wheel_answers_with_a_real_model(installed: Path, smollm2_g
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="not run: of x86-64 machines only")
 def test_a_wheel_runs_on_an_x86_without_avx(installed: Path, tmp_path: Path, seed: int) -> None:
     """Nothing outside a variant's own files may hold its instructions."""

@@ -56,7 +56,7 @@ def read_with_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> PreTr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["smollm2_gguf", "gemma3_gguf"])
 def test_greedy_tokens_equal_those_of_transformers(
     name: str,

@@ -303,7 +303,7 @@ def test_random_lives(machine: type[EngineMachine]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", [EngineMachine, FairMachine])
 def test_many_long_random_lives(machine: type[EngineMachine]) -> None:
     count = int(os.environ.get("STEPPE_EXAMPLES", "300"))

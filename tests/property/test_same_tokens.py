@@ -67,7 +67,7 @@ def engine_for(
     return RequestEngine(LLMInferenceRuntime(rank), config)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_forty_requests_get_the_same_in_any_company(
     model: Path, backend: tuple[str, str], rng: np.random.Generator
 ) -> None:

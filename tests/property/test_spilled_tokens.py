@@ -143,7 +143,7 @@ def test_restored_pages_go_on_to_the_same_tokens(
     [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in KINDS],
     ids=map(" ".join, KINDS),
 )
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @settings(max_examples=3)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -35,7 +35,7 @@ from steppe.replicas.ray import RayResources, RayRunner, join_cluster  # noqa: E
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.anyio,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     # Ray's own sockets and files, closed when it sees fit.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -110,7 +110,7 @@ def test_the_directory_needs_its_source_no_more(source: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["smollm2_gguf", "gemma3_gguf"])
 def test_a_real_gguf_model_answers_the_same(
     request: pytest.FixtureRequest, name: str, tmp_path: Path

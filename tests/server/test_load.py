@@ -82,7 +82,7 @@ def kept_bytes() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_stays(tmp_path: Path, rng: np.random.Generator) -> None:
     llm = fake_llm(tmp_path, max_batch_size=32, max_pending=2 * CLIENTS)
     with bind("127.0.0.1", 0) as sock, llm:

@@ -29,7 +29,7 @@ from tests.tiny_model import write_tiny_model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

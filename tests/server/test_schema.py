@@ -69,7 +69,7 @@ def test_a_few_inputs(document: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_many_inputs(document: Any) -> None:
     statuses = probe(document, 100)
     assert statuses[200] > 50

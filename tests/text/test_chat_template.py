@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from steppe.formats.checkpoint import Checkpoint
 
-pytestmark = pytest.mark.timeout(300)  # the reference alone takes seconds to load
+pytestmark = pytest.mark.timeout(900)  # the reference alone takes seconds to load
 shared_fixtures = settings(
     max_examples=25,  # for each of five templates and two tokenizers
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from steppe.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.timeout(300)  # the reference alone takes seconds to load
+pytestmark = pytest.mark.timeout(900)  # the reference alone takes seconds to load
 shared_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
