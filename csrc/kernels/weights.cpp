@@ -18,42 +18,56 @@ typedef double Doubles __attribute__((vector_size(8 * L)));
 typedef uint64_t Longs __attribute__((vector_size(8 * L)));
 typedef float Floats __attribute__((vector_size(4 * L)));
 
-// Eight lanes whatever the registers' width, added up in one order: the same bits everywhere.
+// Eight lanes whatever the registers' width, added up in one order: the same bits everywhere. Two
+// rounds of them run side by side, since each is one long chain of operations.
 constexpr int kLanes = 8;
 constexpr int kVectors = kLanes / L;
+constexpr int kRound = 2 * kLanes;
+using Round = Doubles[2 * kVectors];
 
-inline Doubles all(double x) { return Doubles{} + x; }
+#define STEPPE_ALWAYS inline __attribute__((always_inline))
+
+STEPPE_ALWAYS Doubles all(double x) { return Doubles{} + x; }
+
+// One over the factorials from 11 down to 0.
+constexpr double kSeries[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                              1.0 / 5040,     1.0 / 720,     1.0 / 120,    1.0 / 24,
+                              1.0 / 6,        1.0 / 2,       1.0,          1.0};
 
 // exp(z) for z <= 0, relative error under 2^-46; 1 for 0, and 0 below -700, where no sum sees it.
-inline Doubles falling_exponential(Doubles z) {
+STEPPE_ALWAYS void falling_exponential(Round& z) {
   const Doubles magic = all(0x1.8p52);  // added, it rounds to an integer in the lowest bits
-  const Doubles shifted = z * all(0x1.71547652b82fep0) + magic;
-  const Doubles n = shifted - magic;
-  const Doubles r = z - n * all(0x1.62e42fee00000p-1) - n * all(0x1.a39ef35793c76p-33);
-  Doubles p = all(1.0 / 39916800);
-  p = p * r + all(1.0 / 3628800);
-  p = p * r + all(1.0 / 362880);
-  p = p * r + all(1.0 / 40320);
-  p = p * r + all(1.0 / 5040);
-  p = p * r + all(1.0 / 720);
-  p = p * r + all(1.0 / 120);
-  p = p * r + all(1.0 / 24);
-  p = p * r + all(1.0 / 6);
-  p = p * r + all(1.0 / 2);
-  p = p * r + all(1.0);
-  p = p * r + all(1.0);
-  const Longs scaled = (Longs)p + ((Longs)shifted << 52);
-  return (Doubles)(scaled & (z >= all(-700.0)));
+  Round shifted, r, p;
+  STEPPE_UNROLL
+  for (int v = 0; v < 2 * kVectors; v++) {
+    shifted[v] = z[v] * all(0x1.71547652b82fep0) + magic;
+    const Doubles n = shifted[v] - magic;
+    r[v] = z[v] - n * all(0x1.62e42fee00000p-1) - n * all(0x1.a39ef35793c76p-33);
+    p[v] = all(kSeries[0]);
+  }
+  STEPPE_UNROLL
+  for (int i = 1; i < 12; i++) {
+    STEPPE_UNROLL
+    for (int v = 0; v < 2 * kVectors; v++) p[v] = p[v] * r[v] + all(kSeries[i]);
+  }
+  STEPPE_UNROLL
+  for (int v = 0; v < 2 * kVectors; v++) {
+    const Longs scaled = (Longs)p[v] + ((Longs)shifted[v] << 52);
+    z[v] = (Doubles)(scaled & (z[v] >= all(-700.0)));
+  }
 }
 
-void weigh_lanes(const float* x, Doubles scale, Doubles top, Doubles least, Doubles (&w)[kVectors]) {
+STEPPE_ALWAYS void weigh_round(const float* x, Doubles scale, Doubles top, Doubles least,
+                               Round& w) {
   STEPPE_UNROLL
-  for (int v = 0; v < kVectors; v++) {
+  for (int v = 0; v < 2 * kVectors; v++) {
     Floats f;
     __builtin_memcpy(&f, x + v * L, sizeof(f));
-    const Doubles e = falling_exponential((__builtin_convertvector(f, Doubles) - top) * scale);
-    w[v] = (Doubles)((Longs)e & (e >= least));
+    w[v] = (__builtin_convertvector(f, Doubles) - top) * scale;
   }
+  falling_exponential(w);
+  STEPPE_UNROLL
+  for (int v = 0; v < 2 * kVectors; v++) w[v] = (Doubles)((Longs)w[v] & (w[v] >= least));
 }
 
 void weigh(const float* x, int n, double scale, double top, double least, double* sums,
@@ -62,19 +76,16 @@ void weigh(const float* x, int n, double scale, double top, double least, double
   for (int block = 0; block < n; block += kWeightBlock) {
     const int end = n - block < kWeightBlock ? n : block + kWeightBlock;
     Doubles sum[kVectors] = {};
-    for (int i = block; i < end; i += kLanes) {
-      Doubles w[kVectors];
-      if (end - i >= kLanes) {
-        weigh_lanes(x + i, s, t, l, w);
-      } else {
-        float rest[kLanes];
-        for (int j = 0; j < kLanes; j++) rest[j] = j < end - i ? x[i + j] : -__builtin_inff();
-        weigh_lanes(rest, s, t, l, w);
-      }
+    for (int i = block; i < end; i += kRound) {
+      float rest[kRound];
+      const int here = end - i < kRound ? end - i : kRound;
+      for (int j = here; j < kRound; j++) rest[j] = -__builtin_inff();
+      if (here < kRound) __builtin_memcpy(rest, x + i, sizeof(float) * size_t(here));
+      Round w;
+      weigh_round(here < kRound ? rest : x + i, s, t, l, w);
       STEPPE_UNROLL
-      for (int v = 0; v < kVectors; v++) sum[v] += w[v];
-      if (weights)
-        __builtin_memcpy(weights + i, w, sizeof(double) * size_t(end - i < kLanes ? end - i : kLanes));
+      for (int v = 0; v < 2 * kVectors; v++) sum[v % kVectors] += w[v];
+      if (weights) __builtin_memcpy(weights + i, w, sizeof(double) * size_t(here));
     }
     if (sums) {
       double lanes[kLanes];
