@@ -44,6 +44,16 @@ def test_decodes_beyond_the_budget_leave_prompts_one_token() -> None:
     assert got.prefills == (PrefillEntry(ResidentRef(3, 1), 1),)
 
 
+def test_a_prompt_is_not_fed_token_by_token_where_decodes_alone_are_slow() -> None:
+    """The answers of 31 others took longer than a step should, and a prompt of 256 tokens got one
+    token in each.
+    """
+    needs = [*(need(slot) for slot in range(31)), need(31, prefill=256)]
+    got = plan(PlannerSnapshot(16, 16, 0, tuple(needs), measured=True)).batch
+    assert len(got.decodes) == 31
+    assert got.prefills == (PrefillEntry(ResidentRef(31, 1), 31),)
+
+
 def test_who_follows_another_prompt_leaves_the_budget_to_others() -> None:
     follower = need(1, prefill=50)._replace(follows=True)
     got = planned(need(0, prefill=30), follower, need(2, prefill=50)).batch
@@ -128,6 +138,7 @@ def snapshots(draw: st.DrawFn) -> PlannerSnapshot:
         draw(st.integers(0, 8)),
         needs,
         tuple((one.ref, FinishReason.CANCELLED) for one in needs if one in leaving),
+        draw(st.booleans()),
     )
 
 
@@ -142,10 +153,11 @@ def test_laws_of_every_plan(snapshot: PlannerSnapshot) -> None:
     everyone = [*run, *batch.preempt, *(ref for ref, _ in batch.retire)]
     assert len(everyone) == len(set(everyone)), "nobody has two parts in a step"
 
-    # Never beyond the budget, except for the decodes and one prompt token.
+    # Never beyond the budget, except for the decodes and one prompt token, or of a measured one as
+    # many as the decodes.
     decoding = sum(entry.query_length for entry in batch.decodes)
     prompts = sum(entry.num_tokens for entry in batch.prefills)
-    assert prompts <= max(1, snapshot.budget - decoding)
+    assert prompts <= max(decoding if snapshot.measured else 1, 1, snapshot.budget - decoding)
     assert got.tokens == decoding + prompts
 
     # Never more pages than are free or given back.

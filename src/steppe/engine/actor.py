@@ -194,6 +194,7 @@ class Actor:
             known.free_pages,
             session.by_age(known.residents),
             session.to_retire(),
+            self._budget.measured,
         )
         chosen = plan(before, session.entries)
         batch = chosen.batch

@@ -34,7 +34,8 @@ class EngineConfig:
     sequences run at once. ``idle_wait`` (seconds) is the backstop of an idle actor, not its alarm.
 
     ``max_step_tokens`` bounds a step: decodes always run, prompt chunks share what they leave (and
-    get at least one token); None sizes it from measured step times, for steps of about 50 ms.
+    get at least one token); None sizes it from measured step times, for steps of about 50 ms, and
+    gives prompts at least as many tokens as decodes.
     ``scheduling`` "fcfs" never lets a request overtake; "fair" orders by priority with ageing, then
     by tokens served to each ``caller``, and passes a head that does not fit at most
     ``max_head_skips`` times. ``overcommit`` reserves memory for prompts only. A step that takes

@@ -21,13 +21,16 @@ MOST_BUDGET = 8192
 
 @dataclass(frozen=True, slots=True)
 class PlannerSnapshot:
-    """Everything a plan depends on. ``residents`` come oldest first."""
+    """Everything a plan depends on. ``residents`` come oldest first. A ``measured`` budget is what
+    this machine should be able to run in time, not what somebody set.
+    """
 
     budget: int
     page_size: int
     free_pages: int
     residents: tuple[ResidentNeed, ...]
     retire: tuple[tuple[ResidentRef, FinishReason], ...] = ()
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,15 @@ def plan(snapshot: PlannerSnapshot, memo: dict[int, DecodeEntry] | None = None) 
     """Choose the next batch.
 
     Every decode runs; prompt chunks share what the decodes leave of the budget, oldest first, and
-    get one token at least. Who follows another's prompt sits out, unless the step would be empty.
-    Pages go to the oldest first as well, and nobody takes a page ahead of
-    an older resident that lacks one. When an older resident lacks one, the newest are preempted, as
-    many as it takes; the newest itself just waits. So the oldest always advances, and when it is
-    alone and the pool is dry it has reached the wall: it ends with LENGTH. While anybody retires,
-    nobody is preempted: their pages are free in the next step.
+    get one token at least. Of a measured budget they get as much as the decodes: where those alone
+    take longer than a step should, a prompt fed token by token would wait for ever. Who follows
+    another's prompt sits out, unless the step would be empty.
+
+    Pages go to the oldest first as well, and nobody takes a page ahead of an older resident that
+    lacks one. When an older resident lacks one, the newest are preempted, as many as it takes; the
+    newest itself just waits. So the oldest always advances, and when it is alone and the pool is
+    dry it has reached the wall: it ends with LENGTH. While anybody retires, nobody is preempted:
+    their pages are free in the next step.
 
     ``memo`` saves making equal entries anew in every step; it does not influence the plan.
     """
@@ -99,7 +105,7 @@ def plan(snapshot: PlannerSnapshot, memo: dict[int, DecodeEntry] | None = None) 
         retire = ((residents[0].ref, FinishReason.LENGTH),)
         waiting = []
     prefills: list[PrefillEntry] = []
-    left = max(1, snapshot.budget - spent)
+    left = max(1, snapshot.budget - spent, spent if snapshot.measured else 0)
     leaders = [need for need in prompts if not need.follows]
     if leaders or decodes:
         prompts = leaders
@@ -138,6 +144,11 @@ class StepBudget:
         self._budget = FIRST_BUDGET if fixed is None else fixed
         # Of recent steps, fading: weight, tokens, seconds, tokens squared, tokens times seconds.
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether nobody has set it."""
+        return not self._fixed
 
     @property
     def tokens(self) -> int:

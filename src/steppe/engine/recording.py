@@ -183,6 +183,7 @@ def _seat(ref: ResidentRef) -> list[int]:
 def _snapshot_out(before: PlannerSnapshot) -> dict[str, object]:
     return {
         "budget": before.budget,
+        "measured": before.measured,
         "page_size": before.page_size,
         "free_pages": before.free_pages,
         "residents": [
@@ -210,6 +211,7 @@ def _snapshot_in(event: dict[str, Any]) -> PlannerSnapshot:
             for slot, epoch, *need in event["residents"]
         ),
         _retire_in(event["retire"]),
+        event.get("measured", False),
     )
 
 
