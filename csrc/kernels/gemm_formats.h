@@ -28,6 +28,10 @@ constexpr bool by_sixteen(Format f) {
 }
 // Weights small enough for two products to fit 16 bits.
 constexpr bool is_small(Format f) { return f != Format::Q8_0 && !has_levels(f); }
+// How many registers of sums of two products, with activations up to 127, fit 16 bits together.
+constexpr int pairs_that_fit(Format f) {
+  return f == Format::Q6_K ? 2 : has_bits(f) && f != Format::Q3_K ? 4 : 8;
+}
 // High nibbles are used as 16 q with a sixteenth of the scale: no shift.
 constexpr bool unshifted(Format f) {
   return V::kFullRange && has_nibbles(f) && !has_levels(f) && !has_bits(f) && !has_pairs(f);

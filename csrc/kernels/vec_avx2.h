@@ -12,8 +12,10 @@ struct V {
   static constexpr int kMaxRows = 4;
 #ifdef __AVXVNNI__
   static constexpr bool kFullRange = true;
+  static constexpr bool kPairs = false;
 #else
   static constexpr bool kFullRange = false;
+  static constexpr bool kPairs = true;
 #endif
   using I = __m256i;
   using F = __m256;
@@ -64,6 +66,18 @@ struct V {
     }
 #endif
   }
+
+  // What dp is made of where there is no instruction for it: sums of two products in 16 bits. The
+  // caller sees to it that they fit.
+  static I pairs(I w, I a) { return _mm256_maddubs_epi16(w, a); }
+  static I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
+  static I fold_pairs(I acc, I x) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(x, _mm256_set1_epi16(1)));
+  }
+  // Bytes around 128 as signed ones, their magnitudes, and `a` with their signs.
+  static I around_zero(I w) { return _mm256_xor_si256(w, _mm256_set1_epi8(char(0x80))); }
+  static I magnitude(I w) { return _mm256_abs_epi8(w); }
+  static I signed_by(I a, I w) { return _mm256_sign_epi8(a, w); }
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set(float x) { return _mm256_set1_ps(x); }

@@ -15,6 +15,7 @@ struct V {
 #else
   static constexpr bool kFullRange = false;
 #endif
+  static constexpr bool kPairs = false;
   using I = __m512i;
   using F = __m512;
 

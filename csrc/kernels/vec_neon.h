@@ -11,6 +11,7 @@ struct V {
   static constexpr int W = 4;
   static constexpr int kMaxRows = 8;
   static constexpr bool kFullRange = false;  // the signed product stops at 127
+  static constexpr bool kPairs = false;
   using I = int32x4_t;
   using F = float32x4_t;
 

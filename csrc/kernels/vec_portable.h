@@ -11,6 +11,7 @@ struct V {
   static constexpr int W = 16;
   static constexpr int kMaxRows = 2;
   static constexpr bool kFullRange = true;
+  static constexpr bool kPairs = false;
   typedef int32_t I __attribute__((vector_size(64)));
   typedef uint32_t U __attribute__((vector_size(64)));
   typedef float F __attribute__((vector_size(64)));
