@@ -28,6 +28,14 @@ struct Rows {
   size_t sums_stride;
 };
 
+// Narrow registers take a block in several passes, each of them some bytes of every step: memory read
+// in strides, which no processor foresees as well as it does a stream. So the first pass asks for the
+// rest of each step that it takes. (Asking for steps ahead was slower.)
+constexpr bool kStrides = V::W < 16;
+inline __attribute__((always_inline)) void fetch_step(const uint8_t* p, size_t bytes) {
+  for (size_t at = 64; at < bytes; at += 64) __builtin_prefetch(p + at);
+}
+
 struct Bf16 {
   static constexpr KvType kType = KvType::BF16;
   // With 32 registers, 6 rows of 4 vectors leave room for what is loaded.
@@ -52,6 +60,7 @@ struct Bf16 {
   static inline __attribute__((always_inline)) void keys(const uint8_t* page, int first_vector,
                                                          const Rows& rows, float* out) {
     const int steps = (rows.dim + 1) / 2;
+    const bool fetching = kStrides && first_vector == 0;
     V::F acc[R][NV];
     STEPPE_UNROLL
     for (int r = 0; r < R; r++) {
@@ -62,6 +71,7 @@ struct Bf16 {
       V::I k[NV];
       STEPPE_UNROLL
       for (int v = 0; v < NV; v++) k[v] = V::load(page + i * 256 + (first_vector + v) * V::W * 4);
+      if (fetching) fetch_step(page + i * 256, 256);
       STEPPE_UNROLL
       for (int r = 0; r < R; r++) {
         const V::I x = V::broadcast(rows.queries + size_t(r) * rows.query_stride + 4 * i);
@@ -96,6 +106,7 @@ struct Bf16 {
       for (int v = 0; v < NV; v++) acc[r][v] = V::zero();
     }
     const size_t step_bytes = size_t(rows.layout->dims) * 4;
+    const bool fetching = kStrides && column == 0;
     for (int half = 0; half < 2; half++) {
       const int from = span.from(half), to = span.to(half);
       if (to <= from) continue;
@@ -106,6 +117,7 @@ struct Bf16 {
         STEPPE_UNROLL
         for (int v = 0; v < NV; v++)
           x[v] = V::iand(V::load(data + size_t(j) * step_bytes + v * V::W * 4), mask);
+        if (fetching) fetch_step(data + size_t(j) * step_bytes, step_bytes);
         STEPPE_UNROLL
         for (int r = 0; r < R; r++) {
           const V::I w = V::broadcast(p + size_t(r) * kWeightBytes + 4 * j);

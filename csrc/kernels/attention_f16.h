@@ -26,7 +26,9 @@ struct F16 {
       STEPPE_UNROLL
       for (int v = 0; v < NV; v++) acc[r][v] = V::zero();
     }
+    const bool fetching = kStrides && first_vector == 0;
     for (int i = 0; i < rows.dim; i++) {
+      if (fetching) fetch_step(page + i * 128, 128);
       V::F k[NV];
       STEPPE_UNROLL
       for (int v = 0; v < NV; v++)
@@ -63,12 +65,14 @@ struct F16 {
       for (int v = 0; v < NV; v++) acc[r][v] = V::zero();
     }
     const size_t step_bytes = size_t(rows.layout->dims) * 2;
+    const bool fetching = kStrides && column == 0;
     for (int half = 0; half < 2; half++) {
       const int from = span.from(half), to = span.to(half);
       if (to <= from) continue;
       const uint8_t* data = span.page[half] + rows.layout->values + size_t(column) * 2;
       const uint8_t* p = rows.weights + half * 256;
       for (int j = from; j < to; j++) {
+        if (fetching) fetch_step(data + size_t(j) * step_bytes, step_bytes);
         V::F x[NV];
         STEPPE_UNROLL
         for (int v = 0; v < NV; v++)

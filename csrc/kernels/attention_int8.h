@@ -69,7 +69,9 @@ struct Int8 {
         acc[r][1][v] = V::broadcast(q + 2 * bytes + 4);
       }
     }
+    const bool fetching = kStrides && first_vector == 0;
     for (int i = 0; i < bytes; i += 4) {
+      if (fetching) fetch_step(page + i * 64, 256);
       V::I k[NV];
       STEPPE_UNROLL
       for (int v = 0; v < NV; v++) k[v] = V::load(page + i * 64 + (first_vector + v) * V::W * 4);
@@ -129,12 +131,14 @@ struct Int8 {
       for (int v = 0; v < NV; v++) acc[r][0][v] = acc[r][1][v] = V::izero();
     }
     const size_t step_bytes = size_t(rows.layout->dims) * 4;
+    const bool fetching = kStrides && column == 0;
     for (int half = 0; half < 2; half++) {
       const int from = span.from(half), to = span.to(half);
       if (to <= from) continue;
       const uint8_t* data = span.page[half] + rows.layout->values + size_t(column) * 4;
       const uint8_t* p = rows.weights + half * 64;
       for (int j = from / 4; j < (to + 3) / 4; j++) {
+        if (fetching) fetch_step(data + size_t(j) * step_bytes, step_bytes);
         V::I x[NV];
         STEPPE_UNROLL
         for (int v = 0; v < NV; v++) x[v] = V::load(data + size_t(j) * step_bytes + v * V::W * 4);
