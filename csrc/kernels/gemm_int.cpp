@@ -17,6 +17,7 @@ namespace {
 template <Format f>
 constexpr bool by_signs = V::kPairs && !is_small(f);
 
+// `T` is V: a name that depends on it is looked up only where it is used, and not every V has all.
 template <Format f, class T = V>
 inline __attribute__((always_inline)) void make_signed(I (&w)[8]) {
   if constexpr (T::kPairs && by_signs<f>) {
