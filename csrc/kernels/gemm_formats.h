@@ -48,49 +48,43 @@ constexpr int log2i(int x) {
 constexpr uint8_t kLevelBytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                      129, 141, 153, 166, 181, 197, 217, 241};
 
-// The 8 registers of group g of a unit, columns [half * W, half * W + W).
+// Register j of the 8 of group g of a unit, columns [half * W, half * W + W).
 template <Format f, int g>
-inline __attribute__((always_inline)) void unpack(const uint8_t* unit, int half, I (&w)[8]) {
-  const I nibble = V::iset(0x0f0f0f0f);
+inline __attribute__((always_inline)) I unpack(const uint8_t* unit, int half, int j) {
   const uint8_t* plane = unit + half * V::W * 4;
-  if constexpr (f == Format::Q8_0) {
-    STEPPE_UNROLL
-    for (int j = 0; j < 8; j++) w[j] = V::load(plane + (g * 8 + j) * 64);
-  } else if constexpr (has_nibbles(f)) {
-    STEPPE_UNROLL
-    for (int j = 0; j < 8; j++) {
-      const I x = V::load(plane + j * 64);
-      if constexpr (g == 0) w[j] = V::iand(x, nibble);
-      else if constexpr (unshifted(f)) w[j] = V::iand(x, V::iset(int32_t(0xf0f0f0f0)));
-      else w[j] = V::iand(V::shr(x, 4), nibble);
-    }
-    if constexpr (has_levels(f)) {
-      STEPPE_UNROLL
-      for (int j = 0; j < 8; j++) w[j] = V::lookup(w[j], kLevelBytes);
-    }
+  const int i = g * 8 + j;
+  I w = V::izero();
+  if constexpr (f == Format::Q8_0) w = V::load(plane + i * 64);
+  if constexpr (has_nibbles(f)) {
+    const I nibble = V::iset(0x0f0f0f0f);
+    const I x = V::load(plane + j * 64);
+    if constexpr (g == 0) w = V::iand(x, nibble);
+    else if constexpr (unshifted(f)) w = V::iand(x, V::iset(int32_t(0xf0f0f0f0)));
+    else w = V::iand(V::shr(x, 4), nibble);
+    if constexpr (has_levels(f)) w = V::lookup(w, kLevelBytes);
   }
   constexpr int nibble_bytes = has_nibbles(f) ? 512 : 0;
   constexpr int pair_bytes = has_pairs(f) ? 256 : 0;
   if constexpr (has_pairs(f)) {
     const I two = V::iset(f == Format::Q6_K ? 0x30303030 : 0x03030303);
-    STEPPE_UNROLL
-    for (int j = 0; j < 8; j++) {
-      const int i = g * 8 + j, shift = 2 * (i / 4);
-      I x = V::load(plane + nibble_bytes + (i % 4) * 64);
-      if constexpr (f == Format::Q6_K) {
-        x = shift < 4 ? V::shl(x, 4 - shift) : V::shr(x, shift - 4);
-        w[j] = V::ior(w[j], V::iand(x, two));
-      } else {
-        w[j] = V::iand(V::shr(x, shift), two);
-      }
-    }
+    const int shift = 2 * (i / 4);
+    const I x = V::load(plane + nibble_bytes + (i % 4) * 64);
+    if constexpr (f == Format::Q6_K)
+      w = V::ior(w, V::iand(shift < 4 ? V::shl(x, 4 - shift) : V::shr(x, shift - 4), two));
+    else
+      w = V::iand(V::shr(x, shift), two);
   }
-  if constexpr (has_bits(f)) {
-    STEPPE_UNROLL
-    for (int j = 0; j < 8; j++)
-      w[j] = V::ior(w[j], V::bits(unit + nibble_bytes + pair_bytes + (g * 8 + j) * 8, half,
-                                  f == Format::Q3_K ? 4 : 16));
-  }
+  if constexpr (has_bits(f))
+    w = V::ior(w, V::bits(unit + nibble_bytes + pair_bytes + i * 8, half,
+                          f == Format::Q3_K ? 4 : 16));
+  return w;
+}
+
+// All 8 of them.
+template <Format f, int g>
+inline __attribute__((always_inline)) void unpack(const uint8_t* unit, int half, I (&w)[8]) {
+  STEPPE_UNROLL
+  for (int j = 0; j < 8; j++) w[j] = unpack<f, g>(unit, half, j);
 }
 
 inline F halves(const uint8_t* p, int half) {

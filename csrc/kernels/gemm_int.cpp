@@ -7,59 +7,12 @@
 // activation scale is a float all the same.
 #include "../core/kernels.h"
 #include "gemm_formats.h"
+#include "gemm_narrow.h"
 #include "variant.h"
 #include "vec.h"
 
 namespace steppe::STEPPE_VARIANT {
 namespace {
-
-// Weights that two products of would not fit 16 bits are multiplied as signed bytes there.
-template <Format f>
-constexpr bool by_signs = V::kPairs && !is_small(f);
-
-// `T` is V: a name that depends on it is looked up only where it is used, and not every V has all.
-template <Format f, class T = V>
-inline __attribute__((always_inline)) void make_signed(I (&w)[8]) {
-  if constexpr (T::kPairs && by_signs<f>) {
-    STEPPE_UNROLL
-    for (int j = 0; j < 8; j++) w[j] = T::around_zero(w[j]);
-  }
-}
-
-// sum[r] += the products of registers [first, first + steps) of a group with those of row r.
-template <Format f, int steps, int R, class T = V>
-inline __attribute__((always_inline)) void add_products(const I (&w)[8], int first,
-                                                        const uint8_t* quants, I (&sum)[R]) {
-  if constexpr (T::kPairs && is_small(f)) {
-    constexpr int run = steps < pairs_that_fit(f) ? steps : pairs_that_fit(f);
-    STEPPE_UNROLL
-    for (int i = 0; i < steps; i += run) {
-      I two[R];
-      STEPPE_UNROLL
-      for (int j = first + i; j < first + i + run; j++) {
-        STEPPE_UNROLL
-        for (int r = 0; r < R; r++) {
-          const I x = T::pairs(w[j], V::broadcast(quants + r * 32 + j * 4));
-          two[r] = j == first + i ? x : T::add_pairs(two[r], x);
-        }
-      }
-      STEPPE_UNROLL
-      for (int r = 0; r < R; r++) sum[r] = T::fold_pairs(sum[r], two[r]);
-    }
-  } else {
-    STEPPE_UNROLL
-    for (int j = first; j < first + steps; j++) {
-      STEPPE_UNROLL
-      for (int r = 0; r < R; r++) {
-        const I a = V::broadcast(quants + r * 32 + j * 4);
-        if constexpr (by_signs<f>)
-          sum[r] = T::fold_pairs(sum[r], T::pairs(T::magnitude(w[j]), T::signed_by(a, w[j])));
-        else
-          sum[r] = T::template dp<is_small(f)>(sum[r], w[j], a);
-      }
-    }
-  }
-}
 
 // One group for `R` rows, whose panel data start at `panel` (row offset already added).
 template <Format f, int g, int R>
@@ -73,7 +26,6 @@ inline __attribute__((always_inline)) void group(const uint8_t* super, const uin
   constexpr int batch = R < 4 ? R : 4;
   I w[8];
   unpack<f, g>(unit, half, w);
-  make_signed<f>(w);
   const uint8_t* quants = panel + r0 * 32;
   const uint8_t* scales = panel + kPanelScales + r0 * 4;
   const uint8_t* sums = panel + kPanelSums + r0 * 4;
@@ -89,7 +41,7 @@ inline __attribute__((always_inline)) void group(const uint8_t* super, const uin
       I sum[batch];
       STEPPE_UNROLL
       for (int r = 0; r < batch; r++) {
-        if constexpr (L.zero != 0 && !by_signs<f>) {
+        if constexpr (L.zero != 0) {
           I n = V::broadcast(negatives + s * 32 + (b + r) * 4);
           if constexpr (!by_sixteen(f)) n = V::iadd(n, V::broadcast(negatives + 32 + (b + r) * 4));
           sum[r] = V::shl(n, log2i(L.zero) + raise);
@@ -97,7 +49,13 @@ inline __attribute__((always_inline)) void group(const uint8_t* super, const uin
           sum[r] = V::izero();
         }
       }
-      add_products<f, steps, batch>(w, s * steps, quants + b * 32, sum);
+      STEPPE_UNROLL
+      for (int j = s * steps; j < s * steps + steps; j++) {
+        STEPPE_UNROLL
+        for (int r = 0; r < batch; r++)
+          sum[r] = V::template dp<is_small(f)>(sum[r], w[j],
+                                               V::broadcast(quants + (b + r) * 32 + j * 4));
+      }
       STEPPE_UNROLL
       for (int r = 0; r < batch; r++) {
         const F x = V::as_float(V::broadcast(scales + (b + r) * 4));
@@ -122,6 +80,10 @@ void rows_of(const uint8_t* w, const uint8_t* next, int supers, const uint8_t* p
              int columns) {
   constexpr Layout L = layout_of(f);
   constexpr int units = L.block_k / 64;
+  if constexpr (V::W == 8) {
+    rows_of_both<f, R>(w, next, supers, panel, r0, out, out_stride, bias, add, add_stride, columns);
+    return;
+  }
   for (int half = 0; half * V::W < columns; half++) {
     F acc[R];
     STEPPE_UNROLL

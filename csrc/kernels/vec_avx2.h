@@ -70,9 +70,14 @@ struct V {
   // What dp is made of where there is no instruction for it: sums of two products in 16 bits. The
   // caller sees to it that they fit.
   static I pairs(I w, I a) { return _mm256_maddubs_epi16(w, a); }
-  static I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
+  static I add_pairs(I a, I b) { return in_order(_mm256_add_epi16(a, b)); }
   static I fold_pairs(I acc, I x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(x, _mm256_set1_epi16(1)));
+    return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(x, _mm256_set1_epi16(1))));
+  }
+  // Hides a sum from g++, which would make a tree of many: with all their terms in memory first.
+  static I in_order(I sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
   }
   // Bytes around 128 as signed ones, their magnitudes, and `a` with their signs.
   static I around_zero(I w) { return _mm256_xor_si256(w, _mm256_set1_epi8(char(0x80))); }

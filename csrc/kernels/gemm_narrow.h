@@ -1,0 +1,124 @@
+// The products of gemm_int.cpp for 16 registers of 8 lanes: both halves of a column block at once, one
+// register of weights of each at a time. An activation is read once for both, and what is live (sums of
+// two halves of four rows, two registers of weights) fits the registers; the float results do not, and
+// are read and written once per group.
+//
+// Where there is no instruction for dot products (kPairs), products are summed two by two in 16 bits for
+// as long as they are sure to fit, and only then in 32. Weights that two products of would not fit are
+// multiplied as signed bytes: magnitudes, by activations with the signs of the weights.
+#pragma once
+#include "gemm_formats.h"
+#include "variant.h"
+
+namespace steppe::STEPPE_VARIANT {
+
+template <Format f>
+constexpr bool by_signs = V::kPairs && !is_small(f);
+
+// `T` is V: a name that depends on it is looked up only where it is used, and not every V has all.
+template <Format f, int g, int R, class T = V>
+inline __attribute__((always_inline)) void group_of_both(const uint8_t* super, const uint8_t* unit,
+                                                         int u, const uint8_t* panel, int r0,
+                                                         F (&acc)[2][R]) {
+  constexpr Layout L = layout_of(f);
+  constexpr int raise = unshifted(f) && g == 1 ? 4 : 0;
+  constexpr int sixteens = by_sixteen(f) ? 2 : 1;
+  constexpr int steps = 8 / sixteens;
+  constexpr bool in_pairs = T::kPairs && is_small(f);
+  constexpr int run = in_pairs && pairs_that_fit(f) < steps ? pairs_that_fit(f) : steps;
+  const uint8_t* quants = panel + r0 * 32;
+  const uint8_t* scales = panel + kPanelScales + r0 * 4;
+  const uint8_t* sums = panel + kPanelSums + r0 * 4;
+  const uint8_t* negatives = panel + kPanelNegatives + r0 * 4;
+  STEPPE_UNROLL
+  for (int s = 0; s < sixteens; s++) {
+    I sum[2][R];
+    STEPPE_UNROLL
+    for (int i = 0; i < steps; i += run) {
+      I two[2][R];
+      STEPPE_UNROLL
+      for (int j = i; j < i + run; j++) {
+        const int at = s * steps + j;
+        I w[2] = {unpack<f, g>(unit, 0, at), unpack<f, g>(unit, 1, at)};
+        if constexpr (by_signs<f>) w[0] = T::around_zero(w[0]), w[1] = T::around_zero(w[1]);
+        STEPPE_UNROLL
+        for (int r = 0; r < R; r++) {
+          const I a = V::broadcast(quants + r * 32 + at * 4);
+          STEPPE_UNROLL
+          for (int h = 0; h < 2; h++) {
+            if constexpr (in_pairs) {
+              const I x = T::pairs(w[h], a);
+              two[h][r] = j == i ? x : T::add_pairs(two[h][r], x);
+            } else if constexpr (by_signs<f>) {
+              const I x = T::pairs(T::magnitude(w[h]), T::signed_by(a, w[h]));
+              sum[h][r] = T::fold_pairs(j == 0 ? V::izero() : sum[h][r], x);
+            } else {
+              sum[h][r] = V::template dp<is_small(f)>(j == 0 ? V::izero() : sum[h][r], w[h], a);
+            }
+          }
+        }
+      }
+      if constexpr (in_pairs) {
+        STEPPE_UNROLL
+        for (int r = 0; r < R; r++) {
+          sum[0][r] = T::fold_pairs(i == 0 ? V::izero() : sum[0][r], two[0][r]);
+          sum[1][r] = T::fold_pairs(i == 0 ? V::izero() : sum[1][r], two[1][r]);
+        }
+      }
+    }
+    F scale[2], minimum[2];
+    STEPPE_UNROLL
+    for (int h = 0; h < 2; h++) {
+      scale[h] = scale_of<f>(super, unit, u, g, s, h);
+      if constexpr (raise != 0) scale[h] = V::mul(scale[h], V::set(0.0625f));
+      if constexpr (has_min(f)) minimum[h] = min_of<f>(super, unit, u, g, s, h);
+    }
+    STEPPE_UNROLL
+    for (int r = 0; r < R; r++) {
+      const F x = V::as_float(V::broadcast(scales + r * 4));
+      STEPPE_UNROLL
+      for (int h = 0; h < 2; h++) {
+        if constexpr (L.zero != 0 && !by_signs<f>) {
+          I n = V::broadcast(negatives + s * 32 + r * 4);
+          if constexpr (!by_sixteen(f)) n = V::iadd(n, V::broadcast(negatives + 32 + r * 4));
+          sum[h][r] = V::iadd(sum[h][r], V::shl(n, log2i(L.zero) + raise));
+        }
+        acc[h][r] = V::fma(V::cvt(sum[h][r]), V::mul(scale[h], x), acc[h][r]);
+        if constexpr (has_min(f)) {
+          if constexpr (by_sixteen(f)) {
+            const F n = V::mul(V::cvt(V::broadcast(negatives + s * 32 + r * 4)), x);
+            acc[h][r] = V::fma(V::sub(V::zero(), n), minimum[h], acc[h][r]);
+          } else {
+            const F n = V::as_float(V::broadcast(sums + r * 4));
+            acc[h][r] = V::fma(n, minimum[h], acc[h][r]);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <Format f, int R>
+void rows_of_both(const uint8_t* w, const uint8_t* next, int supers, const uint8_t* panel, int r0,
+                  float* out, size_t out_stride, const float* bias, const float* add,
+                  size_t add_stride, int columns) {
+  constexpr Layout L = layout_of(f);
+  constexpr int units = L.block_k / 64;
+  F acc[2][R];
+  STEPPE_UNROLL
+  for (int r = 0; r < R; r++) acc[0][r] = acc[1][r] = V::zero();
+  const uint8_t* super = w;
+  for (int i = 0; i < supers; i++, super += L.block_bytes) {
+    for (int u = 0; u < units; u++, panel += 2 * kPanelGroupBytes) {
+      const uint8_t* unit = super + L.header + u * L.unit;
+      const size_t at = size_t(i) * L.block_bytes + size_t(u) * (L.block_bytes / units);
+      fetch(next, at, at + L.block_bytes / units);
+      group_of_both<f, 0, R>(super, unit, u, panel, r0, acc);
+      group_of_both<f, 1, R>(super, unit, u, panel + kPanelGroupBytes, r0, acc);
+    }
+  }
+  store_tile<R>(acc[0], 0, out, out_stride, bias, add, add_stride, columns);
+  if (columns > V::W) store_tile<R>(acc[1], 1, out, out_stride, bias, add, add_stride, columns);
+}
+
+}  // namespace steppe::STEPPE_VARIANT
