@@ -44,6 +44,11 @@ struct V {
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit),
                             _mm256_set1_epi8(char(value)));
   }
+  // Hides a sum from g++, which would make a tree of many: with all their terms in memory first.
+  static I in_order(I sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+  }
   static I lookup(I index, const uint8_t* table16) {
     const I t = _mm256_broadcastsi128_si256(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(table16)));
@@ -55,14 +60,14 @@ struct V {
     return _mm256_dpbusd_avx_epi32(acc, w, a);
 #else
     if constexpr (Small) {
-      return _mm256_add_epi32(
-          acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+      const I sums = _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1));
+      return in_order(_mm256_add_epi32(acc, sums));
     } else {
       // Two products of a full byte would saturate 16 bits: widen first.
       const I even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)),
                                        _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
       const I odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
-      return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+      return in_order(_mm256_add_epi32(acc, _mm256_add_epi32(even, odd)));
     }
 #endif
   }
@@ -73,11 +78,6 @@ struct V {
   static I add_pairs(I a, I b) { return in_order(_mm256_add_epi16(a, b)); }
   static I fold_pairs(I acc, I x) {
     return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(x, _mm256_set1_epi16(1))));
-  }
-  // Hides a sum from g++, which would make a tree of many: with all their terms in memory first.
-  static I in_order(I sum) {
-    __asm__("" : "+x"(sum));
-    return sum;
   }
   // Bytes around 128 as signed ones, their magnitudes, and `a` with their signs.
   static I around_zero(I w) { return _mm256_xor_si256(w, _mm256_set1_epi8(char(0x80))); }

@@ -39,6 +39,11 @@ struct V {
     std::memcpy(&m, plane, 8);
     return _mm512_maskz_set1_epi8(m, char(value));
   }
+  // Hides a sum from g++, which would make a tree of many: with all their terms in memory first.
+  static I in_order(I sum) {
+    __asm__("" : "+v"(sum));
+    return sum;
+  }
   static I lookup(I index, const uint8_t* table16) {
     const I t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table16)));
     return _mm512_shuffle_epi8(t, index);
@@ -50,13 +55,13 @@ struct V {
     return _mm512_dpbusd_epi32(acc, w, a);
 #else
     if constexpr (Small) {
-      return _mm512_add_epi32(
-          acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, a), _mm512_set1_epi16(1)));
+      const I sums = _mm512_madd_epi16(_mm512_maddubs_epi16(w, a), _mm512_set1_epi16(1));
+      return in_order(_mm512_add_epi32(acc, sums));
     } else {
       const I even = _mm512_madd_epi16(_mm512_and_si512(w, _mm512_set1_epi16(255)),
                                        _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8));
       const I odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
-      return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
+      return in_order(_mm512_add_epi32(acc, _mm512_add_epi32(even, odd)));
     }
 #endif
   }
