@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from steppe.backends.native import _native
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 READ = 256 << 20
 ROWS = 1024

@@ -31,11 +31,18 @@ if TYPE_CHECKING:
     from steppe.streaming import StreamChunk
     from steppe.text.tokenizer import Tokenizer
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "default_pending_tokens"]
 
 Prompt = str | Sequence[int]
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Conversation = Sequence[Mapping[str, Any]]
+
+
+def default_pending_tokens(context_length: int, max_batch_size: int) -> int:
+    """Prompt tokens that may be pending where nobody says how many: one full context for each
+    seat, and sixteen at least.
+    """
+    return max(max_batch_size, 16) * context_length
 
 
 class LLM:
@@ -48,11 +55,12 @@ class LLM:
     backend keeps. ``context_cache`` keeps computed prefixes for later requests, in memory that
     nobody needs at the time; those of conversations that begin with ``system_prompt`` are computed
     at once and kept for good. ``spill_memory`` more bytes, in ``spill_folder`` if that is given,
-    keep what is evicted there. ``max_pending`` bounds the sequences that wait or run;
-    ``scheduling`` is that of ``EngineConfig``; a step of more than ``hang_limit`` seconds fails the
-    engine. ``params`` of None anywhere means the model's own generation_config over the defaults of
-    ``SamplingParams``; given ones are taken as they are. One prompt or conversation gives one
-    response, a list of them a list, in the same order.
+    keep what is evicted there. ``max_pending`` bounds the sequences that wait or run, and
+    ``max_pending_tokens`` the prompt tokens of those that have no token yet (None:
+    ``default_pending_tokens``); ``scheduling`` is that of ``EngineConfig``; a step of more than
+    ``hang_limit`` seconds fails the engine. ``params`` of None anywhere means the model's own
+    generation_config over the defaults of ``SamplingParams``; given ones are taken as they are. One
+    prompt or conversation gives one response, a list of them a list, in the same order.
 
     A context manager: leaving it finishes what runs, or cancels it after an exception.
 
@@ -79,6 +87,7 @@ class LLM:
         system_prompt: str | None = None,
         max_step_tokens: int | None = None,
         max_pending: int = 256,
+        max_pending_tokens: int | None = None,
         scheduling: Literal["fcfs", "fair"] = "fcfs",
         hang_limit: float | None = None,
         cache_dir: Path | None = None,
@@ -132,6 +141,9 @@ class LLM:
             EngineConfig(
                 command_queue_capacity=max(64, max_pending),
                 max_pending_requests=max_pending,
+                max_pending_tokens=default_pending_tokens(runtime.context_length, max_batch_size)
+                if max_pending_tokens is None
+                else max_pending_tokens,
                 max_batch_size=max_batch_size,
                 max_step_tokens=max_step_tokens,
                 scheduling=scheduling,

@@ -147,7 +147,7 @@ def test_seats_are_taken_once_and_by_somebody() -> None:
 def record(**fields: Any) -> RequestRecord:
     shared = EngineChannel(8, 8)
     request = ask(**fields)
-    shared.reserve(request.params.n)
+    shared.reserve(request.params.n, 3 * request.params.n)
     channel = StreamChannel()
     one = RequestRecord(1, request.with_channel(channel), channel, shared, 0.0)
     channel.attach(one.cancel)

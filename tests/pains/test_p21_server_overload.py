@@ -81,3 +81,26 @@ async def test_the_time_to_come_back_is_measured() -> None:
         for call in calls:
             call.disconnect()
         await settle()
+
+
+async def test_prompts_that_wait_are_bounded_by_their_tokens() -> None:
+    async with staged(max_pending_tokens=100) as stage:
+        held = stage.call("/v1/completions", {"prompt": [1] * 90, "max_tokens": 500})
+        await settle()
+        call = await stage.ask("/v1/completions", {"prompt": [1] * 11})
+        assert (call.status, call.error["code"]) == (429, "backlog_full")
+        assert int(call.headers["retry-after"]) >= 1
+        while stage.engine._shared.pending_tokens:
+            await stage.step()
+        assert (await stage.ask("/v1/completions", {"prompt": [1] * 11})).status == 200
+        held.disconnect()
+        await settle()
+
+
+async def test_prompts_that_can_never_wait_together_are_told_so() -> None:
+    async with staged(max_pending_tokens=100) as stage:
+        call = await stage.ask("/v1/completions", {"prompt": [[1] * 60, [1] * 60]})
+        assert (call.status, call.error["param"]) == (400, "prompt")
+        assert "120 tokens in all prompts" in call.error["message"]
+        call = await stage.ask("/v1/completions", {"prompt": [[1] * 60, [1] * 40]})
+        assert call.status == 200

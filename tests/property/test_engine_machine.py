@@ -70,6 +70,7 @@ class EngineMachine(RuleBasedStateMachine):
         overcommit=st.booleans(),
         bad=st.dictionaries(st.integers(1, 80), st.booleans(), max_size=3),
         queue=st.sampled_from([2, 8, 64]),
+        waiting_tokens=st.sampled_from([None, 1, 30]),
     )
     def build(
         self,
@@ -81,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         overcommit: bool,
         bad: dict[int, bool],
         queue: int,
+        waiting_tokens: int | None,
     ) -> None:
         self.clock = FakeClock()
         self.refuse: dict[int, AdmissionResult] = {}
@@ -109,6 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
             EngineConfig(
                 max_batch_size=capacity,
                 max_pending_requests=24,
+                max_pending_tokens=waiting_tokens,
                 command_queue_capacity=queue,
                 max_step_tokens=step_tokens,
                 scheduling="fair" if self.fair else "fcfs",
@@ -118,6 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
             manual=True,
         )
         self.pages = pages if mixed else None
+        self.waiting_tokens = waiting_tokens
         self.books: list[Book] = []
         self.over = False
 
@@ -228,6 +232,15 @@ class EngineMachine(RuleBasedStateMachine):
         shared = self.engine._shared
         live = sum(book.request.params.n for book in self.books if not book.handle.ready)
         assert shared.pending == live <= 24
+        unread = [
+            len(book.request.prompt or ()) * book.request.params.n
+            for book in self.books
+            if not book.handle.ready and not book.handle._record.first_token
+        ]
+        assert shared.pending_tokens == sum(unread)
+        if self.waiting_tokens is not None:
+            # One that came when nobody waited may have any length.
+            assert shared.pending_tokens <= max(self.waiting_tokens, *unread, 0)
         assert self.engine.resident <= self.runtime.script.capacity
 
     def _read(self, book: Book) -> None:

@@ -60,6 +60,7 @@ class Stage:
     settings: ServerSettings = field(default_factory=ServerSettings)
     max_batch_size: int = 4
     max_pending: int = 16
+    max_pending_tokens: int | None = None
     max_step_tokens: int | None = None
     hang_limit: float | None = None
     chat: bool = True
@@ -75,6 +76,7 @@ class Stage:
             max_batch_size=self.max_batch_size,
             command_queue_capacity=max(64, self.max_pending),
             max_pending_requests=self.max_pending,
+            max_pending_tokens=self.max_pending_tokens,
             max_step_tokens=self.max_step_tokens,
             scheduling=self.scheduling,
             hang_limit=self.hang_limit,
@@ -93,6 +95,7 @@ class Stage:
             vocab_size=tokenizer.vocab_size,
             max_batch_size=self.max_batch_size,
             max_pending=self.max_pending,
+            max_pending_tokens=self.max_pending_tokens,
             has_chat_template=self.chat,
             scheduling=self.scheduling,
             cache_tokens=self.script.pages and self.script.pages * self.script.page_size,

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from steppe.server.routes.embeddings import _waves
 from tests.server.support import settle, staged
 
 if TYPE_CHECKING:
@@ -27,8 +30,8 @@ def test_texts_and_ids_alone_and_in_lists(client: openai.OpenAI, live: Live) -> 
     texts = ["one", "another text", "été"]
     ids = [live.llm.tokenizer.encode(text) for text in texts]
     expected = live.llm.embed(texts)
-    for given in (texts, ids):
-        answer = client.embeddings.create(model="tiny", input=given, encoding_format="float")
+    for inputs in (texts, ids):
+        answer = client.embeddings.create(model="tiny", input=inputs, encoding_format="float")
         assert [one.index for one in answer.data] == [0, 1, 2]
         assert [tuple(one.embedding) for one in answer.data] == [
             pytest.approx(vector) for vector in expected
@@ -99,3 +102,21 @@ async def test_a_client_that_leaves_ends_them() -> None:
         await stage.step(2)
         assert call.done
         assert stage.engine.pending == 0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), max_size=30),
+    count=st.integers(1, 8),
+    tokens=st.none() | st.integers(1, 60),
+)
+def test_waves_keep_to_what_may_wait(lengths: list[int], count: int, tokens: int | None) -> None:
+    ids = [[number] * length for number, length in enumerate(lengths)]
+    waves = list(_waves(ids, count, tokens))
+    assert [one for wave in waves for one in wave] == ids
+    for wave in waves:
+        assert 1 <= len(wave) <= count
+        assert tokens is None or len(wave) == 1 or sum(map(len, wave)) <= tokens // 2
+    sizes = [sum(map(len, wave)) for wave in waves]
+    for wave, size, after in zip(waves, sizes, waves[1:], strict=False):
+        full = tokens is not None and size + len(after[0]) > tokens // 2
+        assert len(wave) == count or full, "no wave is shorter than it must be"

@@ -39,6 +39,7 @@ class Deployment:
     max_batch_size: int = 32
     max_step_tokens: int | None = None
     max_pending: int = 256
+    max_pending_tokens: int | None = None
     scheduling: Literal["fcfs", "fair"] = "fcfs"
     context: int = 4096
     page_size: int = 64
@@ -72,6 +73,8 @@ class Deployment:
             pages = kv_memory // said("page_bytes")
             if pages < 1:
                 raise ConfigError("kv_memory", f"{kv_memory} bytes hold no page")
+        # Absent from recordings of engines that did not know it.
+        pending_tokens = header.get("max_pending_tokens")
         step_tokens = header.get("max_step_tokens")
         if max_step_tokens is not None:
             step_tokens = None if max_step_tokens == "auto" else max_step_tokens
@@ -79,6 +82,7 @@ class Deployment:
             max_batch_size=max_batch_size or said("max_batch_size"),
             max_step_tokens=step_tokens if isinstance(step_tokens, int) else None,
             max_pending=max_pending or said("max_pending"),
+            max_pending_tokens=pending_tokens if isinstance(pending_tokens, int) else None,
             scheduling=scheduling or ("fair" if header.get("scheduling") == "fair" else "fcfs"),
             context=said("context_length"),
             page_size=said("page_size"),
@@ -158,6 +162,7 @@ class _Simulation:
             EngineConfig(
                 command_queue_capacity=max(64, deployment.max_pending),
                 max_pending_requests=deployment.max_pending,
+                max_pending_tokens=deployment.max_pending_tokens,
                 max_batch_size=deployment.max_batch_size,
                 max_step_tokens=deployment.max_step_tokens,
                 scheduling=deployment.scheduling,

@@ -97,6 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sequences that may run or wait; more are refused with 429 (default: 256)",
     )
     engine.add_argument(
+        "--max-pending-tokens",
+        type=int,
+        help="prompt tokens of those without a token yet; a prompt that would wait beside more is"
+        " refused with 429 (default: a context for each seat, and 16 at least)",
+    )
+    engine.add_argument(
         "--scheduling",
         default="fcfs",
         choices=("fcfs", "fair"),
@@ -238,6 +244,7 @@ def run(arguments: argparse.Namespace) -> int:
             max_batch_size=arguments.max_batch_size,
             max_step_tokens=arguments.max_step_tokens,
             max_pending=arguments.max_pending,
+            max_pending_tokens=arguments.max_pending_tokens,
             scheduling=arguments.scheduling,
             hang_limit=arguments.hang_limit,
             context_cache=arguments.context_cache,
@@ -338,6 +345,7 @@ def startup_line(
         f"context {card.context_length} ({because('max-model-len', 'the model')})",
         f"cache for {card.cache_tokens} tokens ({because('kv-memory', 'from free memory')})",
         f"{card.max_batch_size} sequences at once, {card.max_pending} pending at most",
+        *([f"{most} prompt tokens"] if (most := card.max_pending_tokens) is not None else []),
         f"steps of {step} tokens" if step else "steps sized to about 50 ms",
         *([f"{arguments.scheduling} scheduling"] if arguments.scheduling != "fcfs" else []),
         keys,

@@ -96,9 +96,11 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         "max_step_tokens", "scheduling", "hang_limit", "context_cache", "spill_folder",
     )  # fmt: skip
     options = {name: getattr(arguments, name) for name in names}
+    tokens, several = arguments.max_pending_tokens, engines(arguments)
     return {
         **options,
-        "spill_memory": arguments.spill_memory // engines(arguments),
+        "max_pending_tokens": None if tokens is None else -(-tokens // several),
+        "spill_memory": arguments.spill_memory // several,
         "system_prompt": read_system_prompt(arguments.system_prompt_file),
     }
 

@@ -100,6 +100,7 @@ class LocalClient(WithText[LocalText]):
             has_chat_template=llm.chat_template is not None,
             generation_defaults=llm.generation_defaults,
             cache_tokens=llm.cache_tokens,
+            max_pending_tokens=llm.engine.max_pending_tokens,
             reasoning=reasoning_format(templates),
             tools=tool_format(templates),
             scheduling=llm.scheduling,
@@ -127,9 +128,8 @@ class LocalClient(WithText[LocalText]):
             if health.state == "failed":
                 raise EngineFailedError(f"the engine has failed: {health.cause}")
             raise SubmitError("shutting_down", "the engine is shutting down")
-        if engine.pending + self._preparing + self._text.preparing + sequences > engine.max_pending:
-            message = f"{engine.max_pending} sequences are pending already"
-            raise SubmitError("backlog_full", message)
+        if reason := engine.no_room(self._preparing + self._text.preparing + sequences):
+            raise SubmitError("backlog_full", reason)
 
     async def submit(self, request: LLMGenerationRequest) -> LocalHandle:
         request.check_single()

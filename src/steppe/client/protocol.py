@@ -27,7 +27,8 @@ class ModelCard:
     """What a client may know of the model: sizes are in tokens.
 
     ``generation_defaults`` are the sampling fields that the model itself sets; ``cache_tokens`` is
-    how many tokens the page pool holds, where that is known. ``reasoning`` and ``tools`` are how
+    how many tokens the page pool holds, ``max_pending_tokens`` how many prompt tokens may wait
+    beside others, where that is known. ``reasoning`` and ``tools`` are how
     the model marks what it thinks and what it calls, where that is known. ``scheduling`` is the
     engine's: only a fair one knows priorities.
     """
@@ -40,6 +41,7 @@ class ModelCard:
     has_chat_template: bool
     generation_defaults: Mapping[str, int | float] = field(default_factory=dict)
     cache_tokens: int | None = None
+    max_pending_tokens: int | None = None
     reasoning: ReasoningFormat | None = None
     tools: ToolFormat | None = None
     scheduling: Literal["fcfs", "fair"] = "fcfs"

@@ -53,7 +53,9 @@ class EngineChannel:
     is posted, so a cancel by id that races the post finds it.
     """
 
-    def __init__(self, capacity: int, max_pending: int) -> None:
+    def __init__(
+        self, capacity: int, max_pending: int, max_pending_tokens: int | None = None
+    ) -> None:
         self.counters = Counters()
         self.bell = Bell()
         self.stop: ShutdownMode | None = None
@@ -71,6 +73,8 @@ class EngineChannel:
         self._accepting = True
         self._max_pending = max_pending
         self._pending = 0
+        self._max_pending_tokens = max_pending_tokens
+        self._pending_tokens = 0
         self._live: dict[int, RequestRecord] = {}
         self._next_id = 1
 
@@ -106,6 +110,22 @@ class EngineChannel:
         """The most there may be of those."""
         return self._max_pending
 
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens of the sequences that were accepted and have no token yet."""
+        return self._pending_tokens
+
+    def no_room(self, places: int, tokens: int = 1) -> str | None:
+        """Why so many places, for prompts of so many tokens in all, would not be had now, in words;
+        None if they would. A prompt that none waits beside is never too long.
+        """
+        if self._pending + places > self._max_pending:
+            return f"{self._max_pending} sequences are pending already"
+        most, held = self._max_pending_tokens, self._pending_tokens
+        if most is not None and held and held + tokens > most:
+            return f"{held} prompt tokens are pending already, of at most {most}"
+        return None
+
     def post_submit(self, record: RequestRecord) -> SubmitRefusal | None:
         """Put ``record`` into the queue if the gate is open; else say why not.
 
@@ -136,18 +156,20 @@ class EngineChannel:
 
     # ---- backlog and registry --------------------------------------------------------------------
 
-    def reserve(self, places: int) -> bool:
-        """Take backlog places; False, and none taken, if that many are not left."""
+    def reserve(self, places: int, tokens: int) -> str | None:
+        """Take backlog places for prompts of so many tokens in all; or none, and say why."""
         with self._gate:
-            if self._pending + places > self._max_pending:
-                return False
-            self._pending += places
-            return True
+            reason = self.no_room(places, tokens)
+            if reason is None:
+                self._pending += places
+                self._pending_tokens += tokens
+            return reason
 
-    def release(self, places: int) -> None:
-        """Give backlog places back."""
+    def release(self, places: int, tokens: int) -> None:
+        """Give backlog places back, or prompt tokens, or both."""
         with self._gate:
             self._pending -= places
+            self._pending_tokens -= tokens
 
     def new_ids(self, count: int) -> int:
         """The first of ``count`` fresh ids in a row. None is ever 0 or used again."""

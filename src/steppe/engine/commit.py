@@ -33,7 +33,7 @@ def publish(commit: Commit, counters: Counters, fair: Waiting | None = None) -> 
         if count:
             tokens += count
             if not sequence.sent_ids:
-                record.first_token = True
+                record.note_token()
             sequence.sent_ids += count
             if fair is not None:
                 fair.served(sequence, count)
@@ -58,7 +58,8 @@ def _finish(finished: FinishedSequence, wakeups: Wakeups) -> int:
         return 0
     tail = sequence.tail(finished.delta, result)
     count = len(tail.token_ids) if tail is not None else 0
-    record.first_token |= count > 0
+    if count:
+        record.note_token()
     record.responses[sequence.index] = finished.response
     last = len(record.responses) == record.places
     response = _assemble(record) if last else None

@@ -30,8 +30,10 @@ class EngineConfig:
     """How an engine admits and schedules (seed 000; the lower half goes beyond it).
 
     ``command_queue_capacity`` is rounded up to a power of two. ``max_pending_requests`` bounds
-    what is accepted and not yet terminal (``n`` sequences count n). ``max_batch_size`` is how many
-    sequences run at once. ``idle_wait`` (seconds) is the backstop of an idle actor, not its alarm.
+    what is accepted and not yet terminal (``n`` sequences count n), and ``max_pending_tokens`` the
+    prompt tokens (of each sequence) of those that have no token yet; a prompt that none of them
+    waits beside is accepted whatever its length. ``max_batch_size`` is how many sequences run at
+    once. ``idle_wait`` (seconds) is the backstop of an idle actor, not its alarm.
 
     ``max_step_tokens`` bounds a step: decodes always run, prompt chunks share what they leave (and
     get at least one token); None sizes it from measured step times, for steps of about 50 ms, and
@@ -47,6 +49,7 @@ class EngineConfig:
 
     command_queue_capacity: int = 64
     max_pending_requests: int = 256
+    max_pending_tokens: int | None = None
     max_batch_size: int = 1
     idle_wait: float = 0.05
     max_step_tokens: int | None = None
@@ -64,8 +67,9 @@ class EngineConfig:
             ("max_head_skips", 0),
         ):
             _check_count(name, getattr(self, name), least)
-        if self.max_step_tokens is not None:
-            _check_count("max_step_tokens", self.max_step_tokens, 1)
+        for name in ("max_pending_tokens", "max_step_tokens"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
         # Zero or less would make an idle actor spin.
         _check_seconds("idle_wait", self.idle_wait)
         if self.hang_limit is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steppe.stepping.types import BatchResult, RequestId, ResidentRef, SlotSeed
     from steppe.streaming import StreamChannel
 
-__all__ = ["Outcome", "RequestRecord", "SequenceRecord", "TerminalStatus"]
+__all__ = ["Outcome", "RequestRecord", "SequenceRecord", "TerminalStatus", "prompt_tokens"]
 
 
 class TerminalStatus(Enum):
@@ -63,6 +63,7 @@ class RequestRecord:
         "first_token",
         "id",
         "places",
+        "prompt_tokens",
         "request",
         "responses",
         "sequences",
@@ -85,6 +86,8 @@ class RequestRecord:
         self.shared = shared
         self.submitted_at = submitted_at
         self.places = request.params.n
+        self.prompt_tokens = prompt_tokens(request)
+        """What the backlog counts of it. ``take_prompt_tokens`` changes it."""
         self.stopped = False
         """Cancelled or terminal. Set before ``shared.changed``; never unset."""
         self.admitted = False
@@ -174,6 +177,21 @@ class RequestRecord:
                 return self.cancelled_outcome()
             return wanted
 
+    def note_token(self) -> None:
+        """Actor: a token is about to be delivered; with the first its prompt has been read."""
+        if not self.first_token:
+            self.first_token = True
+            self.shared.release(0, self.take_prompt_tokens())
+
+    def take_prompt_tokens(self) -> int:
+        """What the backlog still counts of its prompt, for the one who gives it back; then 0.
+
+        Any thread: the actor takes it with the first token, or whoever ends the request.
+        """
+        with self._lock:
+            taken, self.prompt_tokens = self.prompt_tokens, 0
+        return taken
+
     def publish(self, outcome: Outcome, wakeups: Wakeups | None = None) -> None:
         """After a claim: let everyone see the outcome."""
         with self._lock:
@@ -198,6 +216,12 @@ class RequestRecord:
         self._released.notify_all()
         futures, self._futures = self._futures, []
         return futures
+
+
+def prompt_tokens(request: LLMGenerationRequest) -> int:
+    """Tokens of the prompts of all its sequences; 0 while the prompt is text."""
+    prompt = request.prompt
+    return 0 if prompt is None or isinstance(prompt, str) else len(prompt) * request.params.n
 
 
 def _release(futures: list[asyncio.Future[None]], wakeups: Wakeups | None) -> None:

@@ -12,7 +12,7 @@ from steppe.engine.channel import EngineChannel
 from steppe.engine.config import EngineConfig, EngineHealth, ShutdownMode
 from steppe.engine.deadlines import Deadlines
 from steppe.engine.handle import RequestHandle
-from steppe.engine.record import RequestRecord
+from steppe.engine.record import RequestRecord, prompt_tokens
 from steppe.engine.recording import Recorder
 from steppe.errors import (
     ConfigError,
@@ -114,7 +114,9 @@ class RequestEngine:
         cache = getattr(owner, "read_context_cache", None)
         self._runtime_cache = None if cache is None else weakref.WeakMethod(cache)
         self._shared = shared = EngineChannel(
-            config.command_queue_capacity, config.max_pending_requests
+            config.command_queue_capacity,
+            config.max_pending_requests,
+            config.max_pending_tokens,
         )
         self._deadlines = Deadlines(shared, config, threaded=not manual)
         self._actor = Actor(shared, config, self._deadlines, begin_stepped, close)
@@ -149,13 +151,14 @@ class RequestEngine:
         # Before the runtime spends time on a prompt that will be refused anyway.
         if not shared.accepting:
             raise self._refused(shared.refusal())
-        if shared.pending + places > shared.max_pending:
-            raise self._refused("backlog_full")
+        if reason := shared.no_room(places):
+            raise self._refused("backlog_full", reason)
         validate = self._validate
         if validate is not None:
             request = validate(request) or request
-        if not shared.reserve(places):
-            raise self._refused("backlog_full")
+        tokens = prompt_tokens(request)
+        if reason := shared.reserve(places, tokens):
+            raise self._refused("backlog_full", reason)
         channel = request.stream_channel
         try:
             if channel is None:
@@ -169,13 +172,13 @@ class RequestEngine:
             except ValueError as error:
                 raise InvalidRequestError("stream_channel", str(error)) from None
         except BaseException:
-            shared.release(places)
+            shared.release(places, tokens)
             raise
         shared.register(record)
         refusal = shared.post_submit(record)
         if refusal is not None and record.claim(record.cancelled_outcome()) is not None:
             shared.forget(record.id)
-            shared.release(places)
+            shared.release(places, record.take_prompt_tokens())
             channel.detach()
             raise self._refused(refusal)
         # A refused post whose record was claimed already: the engine failed at this very moment and
@@ -219,6 +222,15 @@ class RequestEngine:
     def max_pending(self) -> int:
         """The most there may be of those."""
         return self._shared.max_pending
+
+    @property
+    def max_pending_tokens(self) -> int | None:
+        """The most prompt tokens that may wait beside others; None for any number."""
+        return self._config.max_pending_tokens
+
+    def no_room(self, sequences: int) -> str | None:
+        """Why that many more would be refused now, in words; None if short ones would not."""
+        return self._shared.no_room(sequences)
 
     @property
     def running(self) -> bool:
@@ -284,6 +296,7 @@ class RequestEngine:
         for name, count in (
             ("live records", len(shared.live())),
             ("backlog places", shared.pending),
+            ("prompt tokens in the backlog", shared.pending_tokens),
             ("waiting sequences", shared.queued),
             ("seats", shared.resident),
         ):
@@ -312,6 +325,7 @@ class RequestEngine:
             max_batch_size=config.max_batch_size,
             max_step_tokens=config.max_step_tokens,
             max_pending=config.max_pending_requests,
+            max_pending_tokens=config.max_pending_tokens,
             scheduling=config.scheduling,
             overcommit=config.overcommit,
             **facts,
@@ -401,7 +415,7 @@ class RequestEngine:
         if self._actor.thread_id == threading.get_ident():
             raise ExecutionError("the engine's own thread cannot wait for itself")
 
-    def _refused(self, reason: SubmitRefusal) -> SubmitError:
+    def _refused(self, reason: SubmitRefusal, why: str = "") -> SubmitError:
         shared = self._shared
         shared.counters.add("refused")
         if reason == "failed":
@@ -410,7 +424,6 @@ class RequestEngine:
             return error
         messages = {
             "queue_full": "the command queue is full",
-            "backlog_full": f"{shared.max_pending} sequences are pending already",
             "shutting_down": "the engine is shutting down",
         }
-        return SubmitError(reason, messages[reason])
+        return SubmitError(reason, why or messages[reason])

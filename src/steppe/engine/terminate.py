@@ -56,7 +56,7 @@ def terminate(
         for index in unfinished:
             finish = Finish(reason, closes_channel=index == unfinished[-1])
             deliver(record.channel, None, finish, index=index, wakeups=mine)
-    shared.release(record.places)
+    shared.release(record.places, record.take_prompt_tokens())
     shared.counters.add(effective.status.value)
     shared.forget(record.id)
     record.publish(effective, mine)

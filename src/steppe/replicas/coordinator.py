@@ -204,11 +204,13 @@ class DpCoordinator(WithText[TextService]):
         if self._card is None:
             self._card = next(iter(self._rotation.seats.values())).actor.card
         actors, cache = self.actors, self._card.cache_tokens
+        tokens = self._card.max_pending_tokens
         return replace(
             self._card,
             max_batch_size=self._card.max_batch_size * len(actors),
             max_pending=sum(actor.config.max_concurrent for actor in actors),
             cache_tokens=None if cache is None else cache * len(actors),
+            max_pending_tokens=None if tokens is None else tokens * len(actors),
         )
 
     @property

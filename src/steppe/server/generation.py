@@ -206,6 +206,12 @@ async def start(
                 timeout=settings.request_timeout,
             )
         )
+    total = sum(len(one.prompt or ()) for one in requests) * params.n
+    most = client.card.max_pending_tokens
+    if len(requests) > 1 and most is not None and total > most:
+        # Together they would be refused for ever, since none of them may wait beside the others.
+        message = f"{total} tokens in all prompts, and no more than {most} may be pending"
+        raise UnsupportedRequestError("prompt", message)
     if connection.gone:
         raise RequestCancelledError("the client has gone")
     handles: list[ClientHandle] = []

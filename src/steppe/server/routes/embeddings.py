@@ -17,7 +17,7 @@ from steppe.server.protocol.embeddings import EmbeddingRequest
 from steppe.server.routes.answers import JSONAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from steppe.request import LLMGenerationResponse, Usage
     from steppe.server.generation import Serving
@@ -62,15 +62,30 @@ async def embed(
         ids = [await client.tokenize(one) if isinstance(one, str) else one for one in inputs]
         for one in ids:
             _check_context(one, card.context_length)
-        for begin in range(0, len(ids), wave):
-            part = ids[begin : begin + wave]
+        for part in _waves(ids, wave, card.max_pending_tokens):
             run = await start(serving, request, part, SamplingParams(), task="embed")
             answers = await run.responses()
-            if begin == 0:
+            if not responses:
                 body.check_size(len(answers[0].outputs[0].embedding or ()))
             responses += answers
     vectors: list[Sequence[float]] = [one.outputs[0].embedding or () for one in responses]
     return vectors, total_usage([one.usage for one in responses])
+
+
+def _waves(
+    ids: Sequence[Sequence[int]], count: int, tokens: int | None
+) -> Iterator[list[Sequence[int]]]:
+    """``ids`` in order, so many at once, or fewer where they have more than half of ``tokens``."""
+    wave: list[Sequence[int]] = []
+    size = 0
+    for one in ids:
+        if len(wave) == count or (wave and tokens is not None and size + len(one) > tokens // 2):
+            yield wave
+            wave, size = [], 0
+        wave.append(one)
+        size += len(one)
+    if wave:
+        yield wave
 
 
 def _check_context(ids: Sequence[int], limit: int) -> None:
