@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from typing import TYPE_CHECKING
 
-from driver import peak_memory
+from driver import as_installed, peak_memory
 from limits import limits
 
 from steppe.bench.http import HttpTarget
@@ -89,7 +89,7 @@ class Server:
         started = time.perf_counter()
         self.process = subprocess.Popen(
             shlex.split(command.replace("{port}", str(port))),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=as_installed(),
         )  # fmt: skip
         self.target = HttpTarget(f"http://127.0.0.1:{port}")
         asyncio.run(self._first_answer(command, started + PATIENCE))

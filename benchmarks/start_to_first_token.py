@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -101,6 +102,8 @@ def main() -> None:
     if arguments.threads is not None:
         how += ["--threads", str(arguments.threads)]
     words = [sys.executable, __file__, "--model", arguments.model, *how]
+    # The processes may keep their bytecode, as pip keeps that of what it installs.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     runs = []
     for _ in range(arguments.runs + 1):
         if arguments.http:

@@ -13,6 +13,13 @@ from typing import Any, Self
 PEERS = Path(__file__).resolve().parent
 
 
+def as_installed() -> dict[str, str]:
+    """The environment of a process under measurement: it may keep its bytecode, as pip keeps that
+    of what it installs. Otherwise a start is mostly compiling.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 class Driver:
     """Starts a driver and runs cases on it (see ``workloads``). Times are seconds.
 
@@ -24,7 +31,7 @@ class Driver:
         started = time.perf_counter()
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
+            text=True, env=as_installed(),
         )  # fmt: skip
         assert self._answer()["ready"]
         self.run(case="one", prompt=16, output=1, seed=899)
