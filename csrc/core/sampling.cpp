@@ -13,6 +13,7 @@ namespace steppe {
 namespace {
 
 constexpr float kGreedyBelow = 1e-5f;
+constexpr int32_t kMasked = 5;  // DrawPurpose.MASKED
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Ids of `scores` in [0, n) by falling score, equals by rising id: the order in which all rules look.
@@ -239,6 +240,16 @@ int sample_row(const Kernels& k, const float* logits, int vocab, const SampleRow
                const RowExtras& extras, SampleScratch& scratch) {
   if (row.target >= 0) return row.target;
   const bool few = row.top_k > 0 && row.top_k < vocab;
+  int32_t purpose = row.purpose;
+  if (extras.mask && purpose != kMasked && row.temperature >= kGreedyBelow && !few &&
+      row.top_p >= 1.0f && row.min_p <= 0.0f) {
+    // Drawn as if it were free, and again if that is forbidden: the rules say why.
+    RowExtras free = extras;
+    free.mask = nullptr;
+    const int token = sample_row(k, logits, vocab, row, free, scratch);
+    if (token >= 0 && extras.mask[token / 32] >> (token % 32) & 1) return token;
+    purpose = kMasked;
+  }
   // Under a mask only what it allows is looked at: place j of `scores` is the token `allowed[j]`.
   const float* scores = logits;
   const int32_t* allowed = nullptr;
@@ -261,7 +272,7 @@ int sample_row(const Kernels& k, const float* logits, int vocab, const SampleRow
   if (row.temperature < kGreedyBelow) return token_at(best);
 
   const Weights weights{k, 1.0 / double(row.temperature), double(top), scratch};
-  const double u = uniform(row.seed, row.sequence_index, row.position, row.purpose);
+  const double u = uniform(row.seed, row.sequence_index, row.position, purpose);
   if (!few && row.top_p >= 1.0f)
     return token_at(weights.draw_of_all(scores, vocab, double(row.min_p), u));
   if (few) likeliest(k, scores, vocab, size_t(row.top_k), scratch);

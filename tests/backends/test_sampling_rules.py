@@ -149,6 +149,38 @@ def test_drawn_tokens_have_the_softmax_distribution(seed: int) -> None:
     assert ((observed - expected) ** 2 / expected).sum() < 33  # chi-square, 4 degrees: 1e-6
 
 
+def test_tokens_drawn_under_a_mask_have_the_distribution_of_the_allowed(seed: int) -> None:
+    logits = np.array([[0.0, 1.0, -1.0, 2.0, 0.5]], np.float32)
+    count = 4000
+    rows = sample_rows(count, temperature=0.7, seed=seed, position=np.arange(count))
+    mask = np.array([0b10111], np.uint32)  # without the likeliest
+    batch = SampleBatch(rows, masks=[mask] * count)
+    out = rules.sample_rows(np.repeat(logits, count, 0), batch)
+    inside = [0, 1, 2, 4]
+    weights = np.exp(logits[0, inside].astype(np.float64) / np.float32(0.7))
+    expected = weights / weights.sum() * count
+    observed = np.bincount(out.sampled, minlength=5)
+    assert observed[3] == 0
+    assert ((observed[inside] - expected) ** 2 / expected).sum() < 31  # 3 degrees: 1e-6
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.02}])
+def test_without_filters_a_mask_replaces_only_what_it_forbids(
+    filters: dict[str, float], rng: np.random.Generator
+) -> None:
+    logits = rng.standard_normal((300, 40)).astype(np.float32)
+    rows = sample_rows(300, temperature=1.0, seed=5, position=np.arange(300), **filters)
+    masks = list(rng.integers(1, 2**32, (300, 2), dtype=np.uint32))
+    free = rules.sample_rows(logits, SampleBatch(rows)).sampled
+    masked = rules.sample_rows(logits, SampleBatch(rows, masks=masks)).sampled
+    inside = np.array([rules.allowed_tokens(mask, 40) for mask in masks])
+    every = np.arange(300)
+    assert inside[every, masked].all()
+    kept = inside[every, free]
+    assert 50 < kept.sum() < 250
+    assert ((free == masked)[kept]).all() == (not filters)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_with_nothing_to_choose_is_minus_one(temperature: float) -> None:
     logits = np.zeros((3, 40), np.float32)

@@ -211,8 +211,15 @@ def test_only_refused_tokens_cost_a_mask(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(masks) == 2
     drawn = guide(Guided(regex="a{9}b"), temperature=1.0, logit_bias=favoured)
     assert answers(runtime, [drawn])[0].text == output.text
-    assert backend.resampled == [1, 1]
-    assert len(masks) == 2 + 11
+    assert backend.resampled == [1, 1, 1, 1]
+    assert len(masks) == 2 + 2
+    # What a filter leaves of all tokens is not what it leaves of the allowed ones.
+    for filters in ({"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
+        masks.clear()
+        filtered = guide(Guided(regex="a{9}b"), temperature=1.0, logit_bias=favoured, **filters)
+        assert answers(runtime, [filtered])[0].text == output.text
+        assert backend.resampled == [1, 1, 1, 1]
+        assert len(masks) == 11
 
 
 def test_a_step_with_more_rows_than_are_kept_has_masks_first() -> None:

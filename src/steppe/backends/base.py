@@ -46,6 +46,7 @@ class DrawPurpose(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     BONUS = 4
+    MASKED = 5
 
 
 SAMPLE_ROW = np.dtype(

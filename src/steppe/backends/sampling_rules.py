@@ -19,6 +19,11 @@ applies them to a row:
 9. ``filter_min_p``: a token stays if its probability is at least ``min_p`` times the highest.
 10. ``draw``: what stayed, in rising id order, is drawn by inverting its cumulative sum at a number
     that ``uniform`` derives from (seed, sequence index, position, purpose) and nothing else.
+11. A row with a mask and without filters (``draws_from_all``) is first drawn as if it had no mask.
+    Only where that is forbidden is it drawn under the mask, with the number of ``MASKED``: together
+    that draws each allowed token as often as one draw under the mask would. So whoever has a
+    grammar may sample first, and compute a mask only for a token that is refused: a row of purpose
+    ``MASKED`` is one that has been refused.
 
 A row that leaves nothing to choose (everything forbidden, or a logit that is not a number) has
 ``sampled`` -1: the caller fails that request alone.
@@ -32,7 +37,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steppe.backends.base import StepOutput
+from steppe.backends.base import DrawPurpose, StepOutput
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,6 +52,7 @@ __all__ = [
     "apply_mask",
     "apply_penalties",
     "draw",
+    "draws_from_all",
     "filter_min_p",
     "filter_top_k",
     "filter_top_p",
@@ -229,6 +235,13 @@ def draw(scores: npt.NDArray[np.float64], u: float) -> int:
     return min(index, int(np.searchsorted(mass, mass[-1], side="left")))
 
 
+def draws_from_all(rows: npt.NDArray[np.void], vocab: int) -> npt.NDArray[np.bool_]:
+    """bool[n]: the rows that are drawn at random, and from all that is not forbidden."""
+    cut = (rows["top_k"] > 0) & (rows["top_k"] < vocab)
+    cut |= (rows["top_p"] < 1.0) | (rows["min_p"] > 0.0)
+    return np.asarray((rows["temperature"] >= GREEDY_BELOW) & ~cut)
+
+
 def sample_rows(logits: npt.NDArray[np.float32], batch: SampleBatch) -> StepOutput:
     """Every row of ``logits`` [R, vocab] by its own rules: what a backend's sampler must return.
 
@@ -236,9 +249,20 @@ def sample_rows(logits: npt.NDArray[np.float32], batch: SampleBatch) -> StepOutp
     """
     rows = batch.rows
     u = uniform(rows["seed"], rows["sequence_index"], rows["position"], rows["purpose"])
-    sampled = np.array(
-        [_sample(logits[i], batch, i, float(u[i])) for i in range(len(rows))], dtype=np.int32
-    )
+    again = uniform(rows["seed"], rows["sequence_index"], rows["position"], DrawPurpose.MASKED)
+    free = draws_from_all(rows, logits.shape[1]) & (rows["purpose"] != DrawPurpose.MASKED)
+    chosen = []
+    for i in range(len(rows)):
+        mask = batch.masks[i] if batch.masks else None
+        number = float(u[i])
+        if mask is not None and free[i]:
+            token = _sample(logits[i], batch, i, number, None)
+            if token >= 0 and allowed_tokens(mask, logits.shape[1])[token]:
+                chosen.append(token)
+                continue
+            number = float(again[i])
+        chosen.append(_sample(logits[i], batch, i, number, mask))
+    sampled = np.array(chosen, dtype=np.int32)
     most = int(rows["num_logprobs"].max(initial=-1))
     if most < 0:
         return StepOutput(sampled)
@@ -246,7 +270,7 @@ def sample_rows(logits: npt.NDArray[np.float32], batch: SampleBatch) -> StepOutp
     logprob = np.full(len(rows), -np.inf, dtype=np.float32)
     top_ids = np.full((len(rows), most), -1, dtype=np.int32)
     top_logprobs = np.full((len(rows), most), -np.inf, dtype=np.float32)
-    for i in np.flatnonzero(rows["num_logprobs"] >= 0):
+    for i in np.flatnonzero(rows["num_logprobs"] >= 0).tolist():
         row = logprobs(logits[i])
         ids = likeliest(logits[i], int(rows["num_logprobs"][i]))
         top_ids[i, : ids.size] = ids
@@ -256,7 +280,13 @@ def sample_rows(logits: npt.NDArray[np.float32], batch: SampleBatch) -> StepOutp
     return StepOutput(sampled, logprob, top_ids, top_logprobs)
 
 
-def _sample(logits: npt.NDArray[np.float32], batch: SampleBatch, i: int, u: float) -> int:
+def _sample(
+    logits: npt.NDArray[np.float32],
+    batch: SampleBatch,
+    i: int,
+    u: float,
+    mask: npt.NDArray[np.uint32] | None,
+) -> int:
     row = batch.rows[i]
     if row["target"] >= 0:
         return int(row["target"])
@@ -269,7 +299,7 @@ def _sample(logits: npt.NDArray[np.float32], batch: SampleBatch, i: int, u: floa
         row["presence_penalty"],
     )
     work = apply_bans(work, batch.banned[i] if batch.banned else None)
-    work = apply_mask(work, batch.masks[i] if batch.masks else None)
+    work = apply_mask(work, mask)
     best = greedy(work)
     if best == NOTHING or row["temperature"] < GREEDY_BELOW:
         return best

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from steppe.backends.sampling_rules import GREEDY_BELOW, allowed_tokens, uniform
+from steppe.backends.base import DrawPurpose
+from steppe.backends.sampling_rules import GREEDY_BELOW, allowed_tokens, draws_from_all, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def sample_rows(logits: torch.Tensor, batch: SampleBatch, first: int) -> Sampled
         picked = _index(drawn, logits.device)
         scores = logits[picked]
         _edit(scores, batch, rows, first, drawn)
-        tokens[picked] = _choose(scores, rows[drawn])
+        tokens[picked] = _choose_allowed(scores, rows[drawn], batch, first + drawn)
     most = int(batch.rows["num_logprobs"].max(initial=-1))
     if most < 0:
         return Sampled(tokens, None, None, None)
@@ -90,8 +91,7 @@ def _edit(
     first: int,
     drawn: npt.NDArray[np.intp],
 ) -> None:
-    """Bias, penalties, bans and masks, in place; rows that have none are not touched."""
-    vocab = scores.shape[1]
+    """Bias, penalties and bans, in place; rows that have none are not touched."""
     for row, at in _entries(drawn, first):
         bias = batch.bias[at] if batch.bias else None
         if bias is not None:
@@ -103,10 +103,6 @@ def _edit(
         banned = batch.banned[at] if batch.banned else None
         if banned is not None:
             scores[row, _index(banned, scores.device)] = -torch.inf
-        mask = batch.masks[at] if batch.masks else None
-        if mask is not None:
-            allowed = torch.from_numpy(allowed_tokens(mask, vocab)).to(scores.device)
-            scores[row].masked_fill_(~allowed, -torch.inf)
 
 
 def _penalize(scores: torch.Tensor, history: History, row: np.void) -> None:
@@ -120,6 +116,49 @@ def _penalize(scores: torch.Tensor, history: History, row: np.void) -> None:
     values = torch.where(known | in_output, repeated, seen)
     values = values - counts * float(row["frequency_penalty"])
     scores[ids] = values - in_output.float() * float(row["presence_penalty"])
+
+
+def _choose_allowed(
+    scores: torch.Tensor,
+    rows: npt.NDArray[np.void],
+    batch: SampleBatch,
+    at: npt.NDArray[np.intp],
+) -> torch.Tensor:
+    """``_choose`` among what masks allow; ``at`` are the rows' places in the batch. ``scores`` that
+    have a mask are changed.
+    """
+    vocab = scores.shape[1]
+    masks = [batch.masks[place] if batch.masks else None for place in at]
+    masked = np.flatnonzero([mask is not None for mask in masks])
+    if not masked.size:
+        return _choose(scores, rows)
+    allowed = {
+        row: torch.from_numpy(allowed_tokens(mask, vocab)).to(scores.device)
+        for row, mask in enumerate(masks)
+        if mask is not None
+    }
+    # Those without filters are drawn as if they had no mask, and again if that is forbidden.
+    rows = rows.copy()
+    twice = masked[draws_from_all(rows[masked], vocab)]
+    twice = twice[rows["purpose"][twice] != DrawPurpose.MASKED]
+    first = dict(zip(twice.tolist(), _free(scores, rows, twice), strict=True))
+    rows["purpose"][twice] = DrawPurpose.MASKED
+    for row, mask in allowed.items():
+        scores[row].masked_fill_(~mask, -torch.inf)
+    tokens = _choose(scores, rows)
+    for row, token in first.items():
+        if token >= 0 and allowed[row][token]:
+            tokens[row] = token
+    return tokens
+
+
+def _free(
+    scores: torch.Tensor, rows: npt.NDArray[np.void], some: npt.NDArray[np.intp]
+) -> list[int]:
+    if not some.size:
+        return []
+    found: list[int] = _choose(scores[_index(some, scores.device)], rows[some]).tolist()
+    return found
 
 
 def _choose(scores: torch.Tensor, rows: npt.NDArray[np.void]) -> torch.Tensor:

@@ -2,11 +2,11 @@
 
 Where the highest logit is taken, a mask can only do one thing to it: forbid it. Such a row is
 sampled as if it were free. The grammar then looks at one token, which costs a small part of what a
-mask does, and only where it refuses is the mask computed and the row sampled again.
+mask does, and only where it refuses is the mask computed and the row sampled again. So is a row
+that is drawn from all tokens: its rule is to be drawn without the mask first (``sampling_rules``).
 
-Rows that are drawn at random have their masks first. Another mask is another sum of weights to
-draw from, so the token would have to be drawn again though it is allowed; and a draw from the few
-tokens that a grammar mostly leaves is far cheaper than one from them all.
+Rows with filters have their masks first. What top_k, top_p and min_p leave of all tokens is not
+what they leave of those that a grammar allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steppe.backends.base import SampleBatch
+from steppe.backends.base import DrawPurpose, SampleBatch
 from steppe.runtime.guided.state import GuidedState, compute_together
 
 if TYPE_CHECKING:
@@ -36,9 +36,13 @@ def asked_later(part: SequenceRows, num_rows: int, kept_rows: int) -> GuidedStat
     if guided is None or guided.error is not None or num_rows > kept_rows:
         return None
     drafts = part.decode is not None and part.sampled != (0,)
-    if len(part.sampled) != 1 or drafts or not part.sequence.sampler.takes_highest:
+    if len(part.sampled) != 1 or drafts:
         return None
-    return guided
+    sampler = part.sequence.sampler
+    # What ``min_tokens`` bans may be all that a grammar allows, and then it wins, already for the
+    # free draw; whether it is can be said with the mask alone.
+    free = sampler.draws_from_all and sampler.banned is None
+    return guided if sampler.takes_highest or free else None
 
 
 def settle(
@@ -60,10 +64,12 @@ def settle(
     masks = [guided.masks()[0] for _, _, guided in refused]
     samplers = [part.sequence.sampler for _, part, _ in refused]
     rows = np.array([row for row, _, _ in refused], np.int32)
+    once_more = sample.rows[rows]
+    once_more["purpose"] = DrawPurpose.MASKED
     again = backend.resample(
         rows,
         SampleBatch(
-            sample.rows[rows],
+            once_more,
             bias=[sampler.bias for sampler in samplers],
             history=[sampler.history for sampler in samplers],
             # A grammar that is at its end wins over ``min_tokens``: nothing else could follow.

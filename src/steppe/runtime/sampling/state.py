@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steppe.backends.base import SAMPLE_ROW, DrawPurpose, History
-from steppe.backends.sampling_rules import GREEDY_BELOW
+from steppe.backends.sampling_rules import GREEDY_BELOW, draws_from_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,6 +86,9 @@ class SamplerState:
             row["temperature"][0] < np.float32(GREEDY_BELOW) or row["top_k"][0] == 1
         )
         """Whether the highest logit is taken, whatever it is drawn from."""
+        # A top_k of the whole vocabulary is none either, but no row of a step can tell.
+        self.draws_from_all = bool(draws_from_all(row, 2**31)[0])
+        """Whether it is drawn at random, and from all that is not forbidden."""
         self.bias: tuple[Int32, npt.NDArray[np.float32]] | None = None
         if params.logit_bias:
             self.bias = (
