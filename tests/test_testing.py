@@ -22,7 +22,10 @@ def test_an_engine_that_holds_something_is_not_clean() -> None:
     runtime = ScriptedRuntime(Script(pages=100))
     engine = RequestEngine.from_factory(runtime.begin_stepped, manual=True)
     engine.submit(LLMGenerationRequest([1, 2], params=SamplingParams(max_tokens=5)))
-    with pytest.raises(AssertionError, match=r"1 live records; 1 backlog places; commands"):
+    with pytest.raises(
+        AssertionError,
+        match=r"1 live records; 1 backlog places; 2 prompt tokens in the backlog; commands",
+    ):
         assert_idle_clean(engine)
     engine.tick()
     with pytest.raises(AssertionError, match=r"1 seats; an open batch; 1 submitted, 0 ended"):

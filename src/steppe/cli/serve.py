@@ -339,13 +339,14 @@ def startup_line(
     names: Any = settings.served_names or (card.name,)
     shown = f"[{host}]" if ":" in host else host
     step = arguments.max_step_tokens
+    most = card.max_pending_tokens
+    waiting = "" if most is None else f" with {most} prompt tokens"
     given = len(settings.api_keys)
     keys = f"{given} API key{'s' if given > 1 else ''}" if given else "no API key"
     facts = [
         f"context {card.context_length} ({because('max-model-len', 'the model')})",
         f"cache for {card.cache_tokens} tokens ({because('kv-memory', 'from free memory')})",
-        f"{card.max_batch_size} sequences at once, {card.max_pending} pending at most",
-        *([f"{most} prompt tokens"] if (most := card.max_pending_tokens) is not None else []),
+        f"{card.max_batch_size} sequences at once, {card.max_pending} pending at most{waiting}",
         f"steps of {step} tokens" if step else "steps sized to about 50 ms",
         *([f"{arguments.scheduling} scheduling"] if arguments.scheduling != "fcfs" else []),
         keys,
