@@ -15,7 +15,7 @@ PEERS = Path(__file__).resolve().parent
 
 def as_installed() -> dict[str, str]:
     """The environment of a process under measurement: it may keep its bytecode, as pip keeps that
-    of what it installs. Otherwise a start is mostly compiling.
+    of what it installs. Otherwise every start compiles anew.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
