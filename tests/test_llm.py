@@ -189,3 +189,15 @@ def test_what_is_not_supported_is_refused_by_name(tiny: Path) -> None:
         LLM(tiny, backend="native", kv_dtype="float32")
     with pytest.raises(ConfigError, match="max_batch_size"):
         LLM(tiny, max_batch_size=0)
+    with pytest.raises(ConfigError, match="max_pending_tokens"):
+        LLM(tiny, max_pending_tokens=0)
+
+
+@pytest.mark.parametrize(("given", "contexts"), [({}, 32), ({"max_batch_size": 2}, 16)])
+def test_prompts_of_a_context_a_seat_may_wait(
+    tiny: Path, given: dict[str, int], contexts: int
+) -> None:
+    with LLM(tiny, **given) as llm:
+        assert llm.engine.max_pending_tokens == contexts * llm.context_length
+    with LLM(tiny, max_pending_tokens=70, **given) as llm:
+        assert llm.engine.max_pending_tokens == 70

@@ -107,6 +107,7 @@ def test_a_deployment_is_the_recorded_one_but_for_what_is_given() -> None:
     assert other.pages == 7
     assert other.max_batch_size == 9
     assert (other.max_step_tokens, other.scheduling) == (64, "fair")
+    assert Deployment.of({**HEADER, "max_pending_tokens": 90}).max_pending_tokens == 90
     steps = Deployment.of({**HEADER, "max_step_tokens": 64}, max_step_tokens="auto")
     assert steps.max_step_tokens is None
     with pytest.raises(ConfigError, match="999 bytes hold no page"):

@@ -120,6 +120,16 @@ def test_every_engine_of_its_own_sees_its_own_gpus(tiny: Path) -> None:
     assert specs == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
 
 
+@pytest.mark.parametrize(("words", "each"), [((), None), (("--max-pending-tokens", "101"), 51)])
+def test_prompt_tokens_that_may_wait_are_shared_too(
+    tiny: Path, words: tuple[str, ...], each: int | None
+) -> None:
+    coordinator = coordinator_of(parsed(str(tiny), "--replicas", "2", *words))
+    for actor in coordinator.actors:
+        assert isinstance(actor.runner, ProcessRunner)
+        assert actor.runner._spec.options["max_pending_tokens"] == each
+
+
 async def test_a_successor_is_the_same_again_and_none_is_made_of_a_server_elsewhere(
     tiny: Path,
 ) -> None:
