@@ -250,6 +250,7 @@ def test_masks_computed_together_are_those_computed_alone(
         Guided(json_schema=SENTENCES),
         Guided(regex="[a-f]{2,8}"),
         Guided(choice=["yes", "no"]),
+        *[Guided(json_schema=SENTENCES)] * 4,
     ]
     crowd, single = (
         [GuidedState(compiler.prepare(one).compiled, stops) for one in guides] for _ in range(2)
@@ -260,6 +261,7 @@ def test_masks_computed_together_are_those_computed_alone(
     said_last: list[int | None] = [None] * len(guides)
     for _ in range(12):
         compute_together(crowd)
+        assert all((one.computed is None) == (one.error is not None) for one in crowd)
         for index, (one, other) in enumerate(zip(crowd, single, strict=True)):
             (mask,), (expected,) = one.masks(), other.masks()
             assert mask is not None

@@ -128,8 +128,11 @@ def members(mask: np.ndarray | None, vocab: int) -> np.ndarray:
 
 def check_along(
     compiler: GrammarCompiler, guided: Guided, vocab: int, rng: np.random.Generator
-) -> None:
-    """On a random way through a grammar, each state allows what its mask has."""
+) -> int:
+    """On a random way through a grammar, each state allows what its mask has. Returns in how many
+    places one token was all it had and could be told without it.
+    """
+    alone = 0
     stops = STOPS if vocab < 1000 else frozenset({2})
     compiled = compiler.prepare(guided).compiled
     asked, masked = GuidedState(compiled, stops), GuidedState(compiled, stops)
@@ -142,15 +145,20 @@ def check_along(
         for token_id in some:
             assert asked.allows(token_id) == (token_id >= 0 and expected[token_id]), token_id
             assert not asked.complete
+        only = asked.only()
+        if only is not None:
+            alone += 1
+            assert inside.tolist() == [only]
         (again,) = asked.masks()
         assert np.array_equal(again, mask)
         assert (asked.complete, asked.error) == (masked.complete, masked.error)
         going = [token_id for token_id in inside.tolist() if token_id not in stops]
         if not going:
-            return
+            break
         token_id = int(rng.choice(going))
         for state in (asked, masked):
             state.accept(token_id)
+    return alone
 
 
 @cache
@@ -188,6 +196,8 @@ def test_so_it_is_where_tokens_are_words(smollm2_gguf: Path, rng: np.random.Gene
     for guided in guides:
         for _ in range(3):
             check_along(compiler, guided, tokenizer.vocab_size, rng)
+    written = Guided(regex='\\{"a long name": "some words"\\}')
+    assert check_along(compiler, written, tokenizer.vocab_size, rng) > 3
 
 
 # ---- who is asked ----------------------------------------------------------------------------
@@ -220,6 +230,23 @@ def test_only_refused_tokens_cost_a_mask(monkeypatch: pytest.MonkeyPatch) -> Non
         assert answers(runtime, [filtered])[0].text == output.text
         assert backend.resampled == [1, 1, 1, 1]
         assert len(masks) == 11
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_where_one_text_is_left_nothing_is_drawn_again(temperature: float) -> None:
+    text = "all of it is written"
+    written = Guided(regex=f"{text}[!?]")
+    runtime, backend = fake_runtime()
+    (output,) = answers(runtime, [guide(written, temperature=temperature, seed=1)])
+    assert output.text[:-1] == text
+    assert len(backend.resampled) <= 2  # what stands behind it, and the end
+    # What is said about a token has to be computed, and it is the same token.
+    runtime, backend = fake_runtime()
+    (told,) = answers(runtime, [guide(written, temperature=temperature, seed=1, logprobs=0)])
+    assert (told.token_ids, told.text) == (output.token_ids, output.text)
+    assert told.logprobs is not None
+    assert len(backend.resampled) > 15
+    assert_clean(runtime)
 
 
 def test_a_step_with_more_rows_than_are_kept_has_masks_first() -> None:

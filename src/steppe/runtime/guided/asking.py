@@ -52,14 +52,38 @@ def settle(
     its grammar's mask leaves. Actor thread only. Raises ExecutionError when the backend fails.
     """
     refused: list[tuple[int, SequenceRows, GuidedState]] = []
+    found: list[tuple[int, int]] = []
     end = 0
     for part in parts:
         end += len(part.scored) + len(part.sampled)
         guided = asked_later(part, sample.rows.size, backend.kept_rows)
-        if guided is not None and not guided.allows(int(output.sampled[end - 1])):
+        if guided is None or guided.allows(int(output.sampled[end - 1])):
+            continue
+        # One token alone needs no draw, unless something is to be said about it.
+        quiet = part.sequence.sampler.plain and part.sequence.logprobs is None
+        only = guided.only() if quiet else None
+        if only is None:
             refused.append((end - 1, part, guided))
-    if not refused:
+        else:
+            found.append((end - 1, only))
+    if not refused and not found:
         return output
+    sampled = output.sampled.copy()
+    for row, token_id in found:
+        sampled[row] = token_id
+    output = replace(output, sampled=sampled)
+    return _drawn_again(backend, refused, sample, output) if refused else output
+
+
+def _drawn_again(
+    backend: Backend,
+    refused: Sequence[tuple[int, SequenceRows, GuidedState]],
+    sample: SampleBatch,
+    output: StepOutput,
+) -> StepOutput:
+    """The output with the rows of ``refused`` sampled under their masks; its tokens are changed in
+    place.
+    """
     compute_together([guided for _, _, guided in refused])
     masks = [guided.masks()[0] for _, _, guided in refused]
     samplers = [part.sequence.sampler for _, part, _ in refused]
@@ -80,10 +104,9 @@ def settle(
             masks=masks,
         ),
     )
-    sampled = output.sampled.copy()
-    sampled[rows] = again.sampled
-    logprob = output.logprob
-    if logprob is not None and again.logprob is not None:
-        logprob = logprob.copy()
-        logprob[rows] = again.logprob
-    return replace(output, sampled=sampled, logprob=logprob)
+    output.sampled[rows] = again.sampled
+    if output.logprob is None or again.logprob is None:
+        return output
+    logprob = output.logprob.copy()
+    logprob[rows] = again.logprob
+    return replace(output, logprob=logprob)

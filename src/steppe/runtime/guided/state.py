@@ -21,6 +21,9 @@ __all__ = ["GuidedState", "compute_together", "guided_state"]
 
 Mask = npt.NDArray[np.uint32]
 
+FEWEST_TOGETHER = 6
+"""Fewer masks are done one after another before the threads for them have woken up."""
+
 
 def guided_state(seed: SlotSeed) -> GuidedState | None:
     """The state of a sequence that is about to be seated, past all it has generated; None for one
@@ -37,11 +40,12 @@ def guided_state(seed: SlotSeed) -> GuidedState | None:
 
 
 def compute_together(states: Sequence[GuidedState]) -> None:
-    """Compute the next mask of each state, side by side, for its ``masks`` to find. Each is as it
-    would be alone; a state that has failed is left out. Actor thread only.
+    """Compute the next mask of each state, side by side, for its ``masks`` to find, where they are
+    so many that this is faster. Each is as it would be alone; a state that has failed is left out.
+    Actor thread only.
     """
     sound = [state for state in states if state.error is None]
-    if len(sound) < 2:
+    if len(sound) < FEWEST_TOGETHER:
         return
     vocabulary = sound[0].vocabulary
     bits = np.zeros((len(sound), -(-vocabulary.ll.vocab_size // 32)), "<u4")
@@ -97,17 +101,23 @@ class GuidedState:
         self.complete = False
         if self.error is not None:
             return False
-        # Where the grammar leaves one text only, a mask has nothing but the token it begins with.
-        forced = self.matcher.compute_ff_tokens()
         if token_id in self._stop_ids:
             allowed = self.matcher.is_accepting()
         elif token_id < 0 or not _allows(self._usable, token_id):
             allowed = False
-        elif forced:
-            allowed = token_id == forced[0]
         else:
-            allowed = self.matcher.validate_tokens([token_id]) == 1
+            allowed = self.matcher.validate_tokens([token_id]) == 1 and self._begins(token_id)
         return self._sound() and allowed
+
+    def only(self) -> int | None:
+        """The one token that the next mask has, where the grammar leaves one text only and may not
+        end before it: found without the mask. None elsewhere.
+        """
+        if self.error is not None:
+            return None
+        forced = self.matcher.compute_ff_tokens()
+        one = bool(forced) and not self.matcher.is_accepting()
+        return forced[0] if self._sound() and one and _allows(self._usable, forced[0]) else None
 
     def masks(self, drafts: Sequence[int] = ()) -> list[Mask | None]:
         """What may be sampled next, uint32[ceil(vocab / 32)]; then the same after each draft token.
@@ -131,6 +141,13 @@ class GuidedState:
             self._sound()
         self.complete = ends
         return rows + [None] * (len(drafts) - taken)
+
+    def _begins(self, token_id: int) -> bool:
+        """Whether a token that may follow is in the mask, too: where the grammar leaves one text
+        only, a mask has nothing but the token that begins it.
+        """
+        forced = self.matcher.compute_ff_tokens()
+        return not forced or token_id == forced[0]
 
     def _mask(self) -> Mask:
         mask = np.zeros_like(self._stops)
