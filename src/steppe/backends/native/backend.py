@@ -237,7 +237,7 @@ class NativeBackend:
         program = self._traced().program
         if sample.rows.dtype != SAMPLE_ROW or sample.rows.shape != rows.shape:
             raise ExecutionError("malformed batch: not one sample row for each row")
-        most = min(int(sample.rows["num_logprobs"].max(initial=-1)), program.vocab)
+        most = min(max(sample.rows["num_logprobs"].tolist(), default=-1), program.vocab)
         raw = np.ascontiguousarray(sample.rows).view(np.uint8).reshape(rows.size, -1)
         extras = sample_extras(sample, rows.size)
         try:

@@ -39,25 +39,27 @@ def asked_later(part: SequenceRows, num_rows: int, kept_rows: int) -> GuidedStat
     if len(part.sampled) != 1 or drafts:
         return None
     sampler = part.sequence.sampler
+    if sampler.takes_highest:
+        return guided
     # What ``min_tokens`` bans may be all that a grammar allows, and then it wins, already for the
     # free draw; whether it is can be said with the mask alone.
-    free = sampler.draws_from_all and sampler.banned is None
-    return guided if sampler.takes_highest or free else None
+    return guided if sampler.draws_from_all and sampler.banned is None else None
 
 
 def settle(
     backend: Backend, parts: Sequence[SequenceRows], sample: SampleBatch, output: StepOutput
 ) -> StepOutput:
-    """The output of the step that has just run, with every refused token replaced by the one that
-    its grammar's mask leaves. Actor thread only. Raises ExecutionError when the backend fails.
+    """The output of the step that has just run, in which every refused token has become the one
+    that its grammar's mask leaves. Actor thread only. Raises ExecutionError when the backend fails.
     """
     refused: list[tuple[int, SequenceRows, GuidedState]] = []
     found: list[tuple[int, int]] = []
+    drawn = output.sampled.tolist()
     end = 0
     for part in parts:
         end += len(part.scored) + len(part.sampled)
         guided = asked_later(part, sample.rows.size, backend.kept_rows)
-        if guided is None or guided.allows(int(output.sampled[end - 1])):
+        if guided is None or guided.allows(drawn[end - 1]):
             continue
         # One token alone needs no draw, unless something is to be said about it.
         quiet = part.sequence.sampler.plain and part.sequence.logprobs is None
@@ -71,26 +73,30 @@ def settle(
     sampled = output.sampled.copy()
     for row, token_id in found:
         sampled[row] = token_id
-    output = replace(output, sampled=sampled)
-    return _drawn_again(backend, refused, sample, output) if refused else output
+    logprob = output.logprob
+    if refused:
+        again = _drawn_again(backend, refused, sample)
+        rows = [row for row, _, _ in refused]
+        sampled[rows] = again.sampled
+        if logprob is not None and again.logprob is not None:
+            logprob = logprob.copy()
+            logprob[rows] = again.logprob
+    return replace(output, sampled=sampled, logprob=logprob)
 
 
 def _drawn_again(
     backend: Backend,
     refused: Sequence[tuple[int, SequenceRows, GuidedState]],
     sample: SampleBatch,
-    output: StepOutput,
 ) -> StepOutput:
-    """The output with the rows of ``refused`` sampled under their masks; its tokens are changed in
-    place.
-    """
+    """What the masks of refused rows leave of them, in their order."""
     compute_together([guided for _, _, guided in refused])
     masks = [guided.masks()[0] for _, _, guided in refused]
     samplers = [part.sequence.sampler for _, part, _ in refused]
     rows = np.array([row for row, _, _ in refused], np.int32)
     once_more = sample.rows[rows]
     once_more["purpose"] = DrawPurpose.MASKED
-    again = backend.resample(
+    return backend.resample(
         rows,
         SampleBatch(
             once_more,
@@ -104,9 +110,3 @@ def _drawn_again(
             masks=masks,
         ),
     )
-    output.sampled[rows] = again.sampled
-    if output.logprob is None or again.logprob is None:
-        return output
-    logprob = output.logprob.copy()
-    logprob[rows] = again.logprob
-    return replace(output, logprob=logprob)

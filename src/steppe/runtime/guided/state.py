@@ -80,6 +80,7 @@ class GuidedState:
         self._stop_ids = stop_token_ids
         self._stops = bit_mask(stop_token_ids, vocabulary.vocab_size)
         self._usable = vocabulary.usable & ~self._stops
+        self._usable_bits = self._usable.data
         self.complete = False
         """Whether the text satisfies the grammar and nothing can be added to it. As of the last
         ``masks``; False after ``allows``, which does not find out.
@@ -103,7 +104,7 @@ class GuidedState:
             return False
         if token_id in self._stop_ids:
             allowed = self.matcher.is_accepting()
-        elif token_id < 0 or not _allows(self._usable, token_id):
+        elif token_id < 0 or not _allows(self._usable_bits, token_id):
             allowed = False
         else:
             allowed = self.matcher.validate_tokens([token_id]) == 1 and self._begins(token_id)
@@ -116,8 +117,9 @@ class GuidedState:
         if self.error is not None:
             return None
         forced = self.matcher.compute_ff_tokens()
-        one = bool(forced) and not self.matcher.is_accepting()
-        return forced[0] if self._sound() and one and _allows(self._usable, forced[0]) else None
+        if not self._sound() or not forced or self.matcher.is_accepting():
+            return None
+        return forced[0] if _allows(self._usable_bits, forced[0]) else None
 
     def masks(self, drafts: Sequence[int] = ()) -> list[Mask | None]:
         """What may be sampled next, uint32[ceil(vocab / 32)]; then the same after each draft token.
@@ -130,7 +132,7 @@ class GuidedState:
         rows: list[Mask | None] = [mask]
         taken = 0
         for token_id in drafts:
-            if not _allows(mask, token_id) or token_id in self._stop_ids:
+            if not _allows(mask.data, token_id) or token_id in self._stop_ids:
                 break
             self.matcher.consume_token(token_id)
             taken += 1
@@ -173,5 +175,5 @@ class GuidedState:
         return False
 
 
-def _allows(mask: Mask, token_id: int) -> bool:
-    return bool(mask[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1))
+def _allows(mask: memoryview, token_id: int) -> bool:
+    return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
