@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import chain, compress, repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from steppe.backends.base import SAMPLE_ROW, History, SampleBatch, StepInput
-from steppe.runtime.guided.asking import asked_later
+from steppe.runtime.guided.asking import Asked, asked_later
 from steppe.runtime.guided.state import compute_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steppe.runtime.executor import SequenceRows
+    from steppe.runtime.guided.state import GuidedState
 
 __all__ = ["POOLED_OUTPUT", "Batch", "BatchBuilder"]
 
@@ -24,11 +25,11 @@ POOLED_OUTPUT = "final_hidden"
 
 
 class Batch(NamedTuple):
-    """A step, how its rows are sampled, and whether some grammar has a say in that."""
+    """A step, how its rows are sampled, and those of them whose grammars are asked afterwards."""
 
     step: StepInput
     sample: SampleBatch
-    guided: bool
+    asked: Sequence[Asked] = ()
 
 
 class BatchBuilder:
@@ -55,13 +56,13 @@ class BatchBuilder:
             step = self._step(parts, outputs)
             sample = _sample_batch(parts, step.positions[0][step.logit_rows])
             sampled = [part.sequence for part in parts if part.sampled]
-            batch = Batch(step, sample, any(one.guided is not None for one in sampled))
-            plain = not batch.guided and all(one.sampler.plain for one in sampled)
+            batch = Batch(step, sample)
+            plain = all(one.guided is None and one.sampler.plain for one in sampled)
             decodes = not outputs and all(map(_decodes_one, parts))
             self._last = _DecodeBatch(parts, batch, self._page_size, plain) if decodes else None
         if plain:
             return batch
-        return batch._replace(sample=_extras(batch.sample.rows, parts, self._kept_rows))
+        return Batch(batch.step, *_extras(batch.sample.rows, parts, self._kept_rows))
 
     def _step(self, parts: Sequence[SequenceRows], outputs: tuple[str, ...]) -> StepInput:
         lengths = np.fromiter((len(part.token_ids) for part in parts), np.int32, len(parts))
@@ -217,45 +218,51 @@ def _sample_batch(parts: Sequence[SequenceRows], positions: npt.NDArray[np.int32
 
 def _extras(
     rows: npt.NDArray[np.void], parts: Sequence[SequenceRows], kept_rows: int
-) -> SampleBatch:
-    """The rows, and what sequences add to the rules of their sampled ones, if any does now."""
-    masked = [
-        part.sequence.guided is not None
-        and bool(part.sampled)
-        and asked_later(part, len(rows), kept_rows) is None
-        for part in parts
-    ]
-    if not any(masked) and all(part.sequence.sampler.plain for part in parts if part.sampled):
-        return SampleBatch(rows)
-    guides = [part.sequence.guided for part in compress(parts, masked)]
-    compute_together([guided for guided in guides if guided is not None])
+) -> tuple[SampleBatch, list[Asked]]:
+    """The rows, and what sequences add to the rules of their sampled ones, if any does now; and
+    the rows whose grammars are asked when they have been sampled.
+    """
+    asked: list[Asked] = []
+    masked: list[GuidedState | None] = []
+    end = 0
+    for part in parts:
+        end += len(part.scored) + len(part.sampled)
+        guided = part.sequence.guided if part.sampled else None
+        if guided is not None and asked_later(part, len(rows), kept_rows):
+            asked.append(Asked(end - 1, part, guided))
+            guided = None
+        masked.append(guided)
+    now = [guided for guided in masked if guided is not None]
+    if not now and all(part.sequence.sampler.plain for part in parts if part.sampled):
+        return SampleBatch(rows), asked
+    compute_together(now)
     bias: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None] = []
     history: list[History | None] = []
     banned: list[npt.NDArray[np.int32] | None] = []
     masks: list[npt.NDArray[np.uint32] | None] = []
-    for part, needs_mask in zip(parts, masked, strict=True):
+    for part, guided in zip(parts, masked, strict=True):
         sampler = part.sequence.sampler
         for _ in part.scored:
             bias.append(None)
             history.append(None)
             banned.append(None)
             masks.append(None)
-        own_masks = _grammar_masks(part) if needs_mask else [None] * len(part.sampled)
-        guided = part.sequence.guided
+        own_masks = _grammar_masks(part, guided)
         # A grammar that is at its end wins over ``min_tokens``: nothing else could follow.
-        ended = needs_mask and guided is not None and guided.complete
+        ended = guided is not None and guided.complete
         for _ in part.sampled:
             bias.append(sampler.bias)
             history.append(sampler.history)
             banned.append(None if ended else sampler.banned)
         masks.extend(own_masks)
-    return SampleBatch(rows, bias, history, banned, masks)
+    return SampleBatch(rows, bias, history, banned, masks), asked
 
 
-def _grammar_masks(part: SequenceRows) -> list[npt.NDArray[np.uint32] | None]:
+def _grammar_masks(
+    part: SequenceRows, guided: GuidedState | None
+) -> list[npt.NDArray[np.uint32] | None]:
     """One mask per sampled row: what may follow the known tokens and the drafts before that row."""
-    guided = part.sequence.guided
-    if guided is None or not part.sampled:
+    if guided is None:
         return [None] * len(part.sampled)
     if part.decode is None:
         return guided.masks()

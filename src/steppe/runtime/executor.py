@@ -111,8 +111,8 @@ class StepExecutor:
         ``outputs`` names values wanted of every token, in a step without pooled rows. Raises
         ExecutionError when the backend fails.
         """
-        step, sample, guided = self._batches.build(parts, outputs)
+        step, sample, asked = self._batches.build(parts, outputs)
         output = self._backend.launch(step, sample).wait()
-        if guided:
-            output = settle(self._backend, parts, sample, output)
+        if asked:
+            output = settle(self._backend, asked, sample, output)
         return StepOutcome(tuple(parts), output)

@@ -12,7 +12,7 @@ what they leave of those that a grammar allows.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,49 +25,52 @@ if TYPE_CHECKING:
     from steppe.backends.base import Backend, StepOutput
     from steppe.runtime.executor import SequenceRows
 
-__all__ = ["asked_later", "settle"]
+__all__ = ["Asked", "asked_later", "settle"]
 
 
-def asked_later(part: SequenceRows, num_rows: int, kept_rows: int) -> GuidedState | None:
-    """The grammar of a part whose one row is sampled before the grammar is asked, in a step of
-    ``num_rows`` rows of logits; None for any other part.
+class Asked(NamedTuple):
+    """A row of logits that is sampled before its grammar is asked."""
+
+    row: int
+    part: SequenceRows
+    guided: GuidedState
+
+
+def asked_later(part: SequenceRows, num_rows: int, kept_rows: int) -> bool:
+    """Whether a guided part, in a step of ``num_rows`` rows of logits, has its one row sampled
+    before its grammar is asked.
     """
-    guided = part.sequence.guided
+    guided, sampler = part.sequence.guided, part.sequence.sampler
     if guided is None or guided.error is not None or num_rows > kept_rows:
-        return None
+        return False
     drafts = part.decode is not None and part.sampled != (0,)
     if len(part.sampled) != 1 or drafts:
-        return None
-    sampler = part.sequence.sampler
-    if sampler.takes_highest:
-        return guided
+        return False
     # What ``min_tokens`` bans may be all that a grammar allows, and then it wins, already for the
     # free draw; whether it is can be said with the mask alone.
-    return guided if sampler.draws_from_all and sampler.banned is None else None
+    return sampler.takes_highest or (sampler.draws_from_all and sampler.banned is None)
 
 
 def settle(
-    backend: Backend, parts: Sequence[SequenceRows], sample: SampleBatch, output: StepOutput
+    backend: Backend, asked: Sequence[Asked], sample: SampleBatch, output: StepOutput
 ) -> StepOutput:
     """The output of the step that has just run, in which every refused token has become the one
     that its grammar's mask leaves. Actor thread only. Raises ExecutionError when the backend fails.
     """
-    refused: list[tuple[int, SequenceRows, GuidedState]] = []
+    refused: list[Asked] = []
     found: list[tuple[int, int]] = []
     drawn = output.sampled.tolist()
-    end = 0
-    for part in parts:
-        end += len(part.scored) + len(part.sampled)
-        guided = asked_later(part, sample.rows.size, backend.kept_rows)
-        if guided is None or guided.allows(drawn[end - 1]):
+    for one in asked:
+        row, part, guided = one
+        if guided.allows(drawn[row]):
             continue
         # One token alone needs no draw, unless something is to be said about it.
         quiet = part.sequence.sampler.plain and part.sequence.logprobs is None
         only = guided.only() if quiet else None
         if only is None:
-            refused.append((end - 1, part, guided))
+            refused.append(one)
         else:
-            found.append((end - 1, only))
+            found.append((row, only))
     if not refused and not found:
         return output
     sampled = output.sampled.copy()
@@ -84,11 +87,7 @@ def settle(
     return replace(output, sampled=sampled, logprob=logprob)
 
 
-def _drawn_again(
-    backend: Backend,
-    refused: Sequence[tuple[int, SequenceRows, GuidedState]],
-    sample: SampleBatch,
-) -> StepOutput:
+def _drawn_again(backend: Backend, refused: Sequence[Asked], sample: SampleBatch) -> StepOutput:
     """What the masks of refused rows leave of them, in their order."""
     compute_together([guided for _, _, guided in refused])
     masks = [guided.masks()[0] for _, _, guided in refused]

@@ -25,6 +25,11 @@ MOST_THREADS = 8
 REMEMBERED = 1024
 LONGEST_REMEMBERED = 256
 
+LETTERS = "[a-zA-Z0-9 ]{1,20}", "[a-z ]{1,20}"
+"""Tokens that a mask has all at once where a form allows such text, beside the library's own sets
+(parts of JSON strings): most of what patterns and bounded strings allow.
+"""
+
 
 def bit_mask(token_ids: Iterable[int], vocab_size: int) -> Mask:
     """uint32[ceil(vocab_size / 32)] with the bits of ``token_ids`` set; those past the end are left
@@ -79,7 +84,8 @@ class GrammarVocabulary:
         ends = known or [first_special]
         table = _TokenTable(tokenizer, ends[0], {*tokenizer.special_ids, *ends})
         self.vocab_size = vocab_size
-        self.ll: LLTokenizer = LLTokenizer(table, eos_token=ends)  # type: ignore[arg-type]
+        slices = [*LLTokenizer.general_slices(), *LETTERS]
+        self.ll: LLTokenizer = LLTokenizer(table, eos_token=ends, slices=slices)  # type: ignore[arg-type]
         text_ids = set(range(tokenizer.vocab_size)).difference(ends)
         self.usable = bit_mask(text_ids, vocab_size)
         """uint32[ceil(vocab_size / 32)]: the tokens that may be part of an answer."""
