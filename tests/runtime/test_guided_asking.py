@@ -156,6 +156,9 @@ def check_along(
         if not going:
             break
         token_id = int(rng.choice(going))
+        if rng.random() < 0.7:  # as in a step, where the token that was allowed is accepted next
+            other = int(rng.choice(going))
+            assert asked.allows(other if rng.random() < 0.3 else token_id)
         for state in (asked, masked):
             state.accept(token_id)
     return alone

@@ -147,6 +147,12 @@ class StepOutput:
     hidden: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     logits: npt.NDArray[np.float32] | None = None
 
+    def with_tokens(self, sampled: Int32, logprob: npt.NDArray[np.float32] | None) -> StepOutput:
+        """The same step with other tokens."""
+        return StepOutput(
+            sampled, logprob, self.top_ids, self.top_logprobs, self.hidden, self.logits
+        )
+
 
 class WeightTensor(Protocol):
     """One parameter under its canonical name, as stored.

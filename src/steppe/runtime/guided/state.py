@@ -44,6 +44,8 @@ def compute_together(states: Sequence[GuidedState]) -> None:
     so many that this is faster. Each is as it would be alone; a state that has failed is left out.
     Actor thread only.
     """
+    for state in states:
+        state.step_back()
     sound = [state for state in states if state.error is None]
     if len(sound) < FEWEST_TOGETHER:
         return
@@ -87,33 +89,53 @@ class GuidedState:
         """
         self.error: str | None = None
         """What went wrong in the grammar; nothing may follow then."""
+        # A token that ``allows`` has found good and the matcher has taken while it was at hand in
+        # the processor's caches, though it is not part of the answer before ``accept``.
+        self._ahead: int | None = None
         for token_id in generated:
             self.accept(token_id)
 
     def accept(self, token_id: int) -> None:
         """Take one token of the answer."""
         self.computed = None
-        if self.error is None and token_id not in self._stop_ids:
-            self.matcher.consume_token(token_id)
+        if self._ahead != token_id:
+            self.step_back()
+            if self.error is None and token_id not in self._stop_ids:
+                self.matcher.consume_token(token_id)
+        self._ahead = None
+        if self.error is None:
             self._sound()
 
     def allows(self, token_id: int) -> bool:
         """Whether the next mask has a token, found without the mask, and for far less."""
         self.complete = False
+        self.step_back()
         if self.error is not None:
             return False
         if token_id in self._stop_ids:
             allowed = self.matcher.is_accepting()
         elif token_id < 0 or not _allows(self._usable_bits, token_id):
             allowed = False
+        elif self.matcher.validate_tokens([token_id]) == 1 and self._begins(token_id):
+            self.matcher.consume_token(token_id)
+            self._ahead = token_id
+            return True  # what goes wrong behind it is the next token's matter
         else:
-            allowed = self.matcher.validate_tokens([token_id]) == 1 and self._begins(token_id)
+            allowed = False
         return self._sound() and allowed
+
+    def step_back(self) -> None:
+        """Stand behind the tokens that were accepted, whatever ``allows`` has looked at since."""
+        if self._ahead is not None:
+            self._ahead = None
+            self.matcher.rollback(1)
+            self._sound()
 
     def only(self) -> int | None:
         """The one token that the next mask has, where the grammar leaves one text only and may not
         end before it: found without the mask. None elsewhere.
         """
+        self.step_back()
         if self.error is not None:
             return None
         forced = self.matcher.compute_ff_tokens()
@@ -127,6 +149,7 @@ class GuidedState:
         Nothing may follow a fault or the end of a grammar without a stop id: all bits are 0 then. A
         draft that the grammar forbids, and all after it, have None: they cannot be accepted.
         """
+        self.step_back()
         mask = self._mask()
         ends = self.complete
         rows: list[Mask | None] = [mask]
@@ -152,17 +175,22 @@ class GuidedState:
         return not forced or token_id == forced[0]
 
     def _mask(self) -> Mask:
-        mask = np.zeros_like(self._stops)
         self.complete = False
         if self.error is not None:
-            return mask
+            return np.zeros_like(self._stops)
         bits, self.computed = self.computed, None
         if bits is None:
             bits = np.frombuffer(self.matcher.compute_bitmask(), "<u4")
-        bits = bits[: len(mask)]
         if not self._sound():
-            return mask
-        np.bitwise_and(bits, self._usable[: len(bits)], out=mask[: len(bits)])
+            return np.zeros_like(self._stops)
+        usable = self._usable
+        # Rows past the tokenizer's last token have no bits, and a tokenizer may be the longer one.
+        if len(bits) == len(usable):
+            mask = bits & usable
+        else:
+            mask = np.zeros_like(usable)
+            shared = min(len(bits), len(usable))
+            np.bitwise_and(bits[:shared], usable[:shared], out=mask[:shared])
         if self.matcher.is_accepting():
             self.complete = not mask.any()
             mask |= self._stops
