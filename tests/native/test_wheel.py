@@ -98,6 +98,19 @@ def test_a_wheel_says_truly_where_it_runs(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_a_wheel_holds_every_module_and_nothing_beside_the_package(wheel: Path) -> None:
+    source = ROOT / "src"
+    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert len(modules) > 200
+    assert modules | {"steppe/py.typed"} <= names
+    outside = {name for name in names if not name.startswith("steppe/")}
+    assert all(name.partition("/")[0].endswith(".dist-info") for name in outside), outside
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_wheel_holds_every_variant(installed: Path) -> None:
     words = "from steppe.backends.native import _native as n; import json, steppe; "
     words += "print(json.dumps([steppe.__file__, n.built_variants(), n.variants()]))"
