@@ -96,8 +96,8 @@ def _drawn_again(backend: Backend, refused: Sequence[Asked], sample: SampleBatch
     compute_together([guided for _, _, guided in refused])
     masks = [guided.masks()[0] for _, _, guided in refused]
     samplers = [part.sequence.sampler for _, part, _ in refused]
-    # Written as bytes, as in ``batches``: numpy's ways to copy a few rows and set two fields take
-    # five times as long when a model's weights have just passed through the caches.
+    # Written as bytes, as in ``batches``: a model's weights have just passed through the caches, and
+    # every numpy operation on these few rows is slow then.
     rows = bytearray().join([sampler.row for sampler in samplers])
     positions = sample.rows["position"].data
     for index, (row, _, _) in enumerate(refused):
