@@ -4,6 +4,7 @@ Where the highest logit is taken, a mask can only do one thing to it: forbid it.
 sampled as if it were free. The grammar then looks at one token, which costs a small part of what a
 mask does, and only where it refuses is the mask computed and the row sampled again. So is a row
 that is drawn from all tokens: its rule is to be drawn without the mask first (``sampling_rules``).
+Where the grammar leaves one text only, a refused token needs neither: its successor is known.
 
 Rows with filters have their masks first. What top_k, top_p and min_p leave of all tokens is not
 what they leave of those that a grammar allows.
@@ -96,8 +97,8 @@ def _drawn_again(backend: Backend, refused: Sequence[Asked], sample: SampleBatch
     compute_together([guided for _, _, guided in refused])
     masks = [guided.masks()[0] for _, _, guided in refused]
     samplers = [part.sequence.sampler for _, part, _ in refused]
-    # Written as bytes, as in ``batches``: a model's weights have just passed through the caches, and
-    # every numpy operation on these few rows is slow then.
+    # Written as bytes, as in ``batches``: a model's weights have just passed through the caches,
+    # and every numpy operation on these few rows is slow then.
     rows = bytearray().join([sampler.row for sampler in samplers])
     positions = sample.rows["position"].data
     for index, (row, _, _) in enumerate(refused):
