@@ -4,7 +4,10 @@ Puts ``_native`` beside ``steppe/backends/native/__init__.py``. Needs a C++20 co
 ninja and the nanobind package. ``--tests`` builds the standalone test program as well and runs it.
 ``--sanitize address,undefined`` (or ``thread``) and ``--cross aarch64-linux-gnu`` build and run
 only that program, in a folder of its own; a cross-compiled one runs in the emulator that the
-toolchain file of that name sets. Exits with the status of what failed.
+toolchain file of that name sets. ``--emulate avx512,avx512_vnni`` builds program and module with
+variants that this machine cannot run, their instructions written out in AVX2, and leaves both in
+that folder. ``--variants avx2`` builds only some of them (and ``portable``, always). Exits with the
+status of what failed.
 """
 
 from __future__ import annotations
@@ -33,15 +36,19 @@ def main() -> None:
     parser.add_argument("--tests", action="store_true")
     parser.add_argument("--sanitize", default="")
     parser.add_argument("--cross", default="", metavar="TOOLCHAIN")
+    parser.add_argument("--variants", default="", help="all, unless named")
+    parser.add_argument("--emulate", default="", metavar="VARIANTS")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    alone = bool(args.sanitize or args.cross)
-    parts = ["native", *args.sanitize.split(","), args.cross]
+    elsewhere = bool(args.sanitize or args.cross or args.emulate)
+    parts = ["native", *args.sanitize.split(","), args.cross, "emulated" if args.emulate else ""]
     build = ROOT / "build" / "-".join(part for part in parts if part)
     options = {
-        "STEPPE_MODULE": "OFF" if alone else "ON",
-        "STEPPE_TESTS": "ON" if args.tests or alone else "OFF",
+        "STEPPE_MODULE": "OFF" if args.sanitize or args.cross else "ON",
+        "STEPPE_TESTS": "ON" if args.tests or elsewhere else "OFF",
         "STEPPE_SANITIZE": args.sanitize,
+        "STEPPE_VARIANTS": args.variants.replace(",", ";"),
+        "STEPPE_EMULATE": args.emulate.replace(",", ";"),
         "Python_EXECUTABLE": sys.executable,
     }
     if args.cross:
@@ -49,13 +56,13 @@ def main() -> None:
     configure = ["cmake", "-S", str(SOURCE), "-B", str(build), "-G", "Ninja"]
     run([*configure, *(f"-D{key}={value}" for key, value in options.items())])
     run(["cmake", "--build", str(build), "-j", str(args.jobs)])
-    if not alone:
+    if not elsewhere:
         for module in build.glob("_native*.so"):
             # Replaced, not written over: a running process has the old file mapped.
             fresh = TARGET / (module.name + ".new")
             shutil.copy2(module, fresh)
             fresh.replace(TARGET / module.name)
-    if args.tests or alone:
+    if options["STEPPE_TESTS"] == "ON":
         run(["ctest", "--test-dir", str(build), "--verbose"], SANITIZER_OPTIONS)
 
 

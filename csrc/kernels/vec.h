@@ -14,7 +14,7 @@
 
 // With real vector registers an array stays in them only if every loop over it is unrolled; where a
 // vector is memory anyway, unrolling only makes code.
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#if (defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)) && !defined(STEPPE_EMULATED)
 #define STEPPE_UNROLL _Pragma("GCC unroll 16")
 #else
 #define STEPPE_UNROLL _Pragma("GCC unroll 1")

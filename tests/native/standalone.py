@@ -10,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.built import VARIANTS, _native
+
 ROOT = Path(__file__).resolve().parents[2]
 
 COMMON = ["pool", "packing"]
 """What the program tests once, before the variants of the kernels."""
+
+
+EMULATED = [
+    name
+    for name in _native.built_variants()
+    if name not in VARIANTS and name.startswith("avx") and "avx2" in VARIANTS
+]
+"""Variants that this machine cannot run, but run with their instructions written out in AVX2."""
 
 
 def need(*tools: str) -> list[str]:

@@ -64,10 +64,9 @@ def surprise(backend: Any, model: Any, tokens: Sequence[int]) -> np.ndarray:
     for at in range(0, len(tokens), 256):
         logits = driver.step({0: tokens[at : at + 256]}, all_logits=True).logits
         following = np.array(tokens[at + 1 : at + 257])
-        wide = logits[: len(following)].astype(np.float64)
-        wide -= wide.max(axis=1, keepdims=True)
-        chosen = wide[np.arange(len(following)), following]
-        out.append(np.log(np.exp(wide).sum(axis=1)) - chosen)
+        logits = logits[: len(following)]
+        chosen = logits[np.arange(len(following)), following]
+        out.append(torch.logsumexp(torch.from_numpy(logits), 1).numpy() - chosen)
     return np.concatenate(out)
 
 
