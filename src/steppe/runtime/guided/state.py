@@ -50,15 +50,18 @@ def compute_together(states: Sequence[GuidedState]) -> None:
     if len(sound) < FEWEST_TOGETHER:
         return
     vocabulary = sound[0].vocabulary
-    bits = np.zeros((len(sound), -(-vocabulary.ll.vocab_size // 32)), "<u4")
+    bits = np.zeros((len(sound), vocabulary.mask_words), np.uint32)
     vocabulary.executor.unsafe_compute_mask_ptr(
         [(state.matcher, row) for row, state in enumerate(sound)],
         bits.ctypes.data,
         bits.shape[1] * bits.itemsize,
         len(sound),
     )
+    words = len(vocabulary.usable)
+    if bits.shape[1] < words:
+        bits = np.pad(bits, ((0, 0), (0, words - bits.shape[1])))
     for state, row in zip(sound, bits, strict=True):
-        state.computed = row
+        state.computed = row[:words]
 
 
 class GuidedState:
@@ -83,6 +86,10 @@ class GuidedState:
         self._stops = bit_mask(stop_token_ids, vocabulary.vocab_size)
         self._usable = vocabulary.usable & ~self._stops
         self._usable_bits = self._usable.data
+        # Rows past the tokenizer's last token have no bits, and a tokenizer may be the longer one.
+        bits = np.zeros(max(vocabulary.mask_words, len(self._usable)), np.uint32)
+        self._bits = bits[: len(self._usable)]
+        self._written = bits.ctypes.data, vocabulary.mask_words * bits.itemsize
         self.complete = False
         """Whether the text satisfies the grammar and nothing can be added to it. As of the last
         ``masks``; False after ``allows``, which does not find out.
@@ -92,6 +99,9 @@ class GuidedState:
         # A token that ``allows`` has found good and the matcher has taken while it was at hand in
         # the processor's caches, though it is not part of the answer before ``accept``.
         self._ahead: int | None = None
+        # The token that begins the one text that may follow here, once looked for; -1: there are
+        # several.
+        self._forced: int | None = None
         for token_id in generated:
             self.accept(token_id)
 
@@ -102,7 +112,7 @@ class GuidedState:
             self.step_back()
             if self.error is None and token_id not in self._stop_ids:
                 self.matcher.consume_token(token_id)
-        self._ahead = None
+        self._ahead = self._forced = None
         if self.error is None:
             self._sound()
 
@@ -113,16 +123,18 @@ class GuidedState:
         if self.error is not None:
             return False
         if token_id in self._stop_ids:
-            allowed = self.matcher.is_accepting()
-        elif token_id < 0 or not _allows(self._usable_bits, token_id):
-            allowed = False
-        elif self.matcher.validate_tokens([token_id]) == 1 and self._begins(token_id):
-            self.matcher.consume_token(token_id)
-            self._ahead = token_id
-            return True  # what goes wrong behind it is the next token's matter
-        else:
-            allowed = False
-        return self._sound() and allowed
+            ends = self.matcher.is_accepting()
+            return self._sound() and ends
+        if token_id < 0 or not _allows(self._usable_bits, token_id):
+            return False
+        # Where one text only may follow, a mask has nothing but the token that begins it.
+        forced = self._begins()
+        if forced not in (-1, token_id) or self.matcher.try_consume_tokens([token_id]) != 1:
+            self._sound()
+            return False
+        # What goes wrong behind it is the next token's matter.
+        self._ahead = token_id
+        return True
 
     def step_back(self) -> None:
         """Stand behind the tokens that were accepted, whatever ``allows`` has looked at since."""
@@ -138,10 +150,10 @@ class GuidedState:
         self.step_back()
         if self.error is not None:
             return None
-        forced = self.matcher.compute_ff_tokens()
-        if not self._sound() or not forced or self.matcher.is_accepting():
+        forced = self._begins()
+        if not self._sound() or forced < 0 or self.matcher.is_accepting():
             return None
-        return forced[0] if _allows(self._usable_bits, forced[0]) else None
+        return forced if _allows(self._usable_bits, forced) else None
 
     def masks(self, drafts: Sequence[int] = ()) -> list[Mask | None]:
         """What may be sampled next, uint32[ceil(vocab / 32)]; then the same after each draft token.
@@ -167,12 +179,12 @@ class GuidedState:
         self.complete = ends
         return rows + [None] * (len(drafts) - taken)
 
-    def _begins(self, token_id: int) -> bool:
-        """Whether a token that may follow is in the mask, too: where the grammar leaves one text
-        only, a mask has nothing but the token that begins it.
-        """
-        forced = self.matcher.compute_ff_tokens()
-        return not forced or token_id == forced[0]
+    def _begins(self) -> int:
+        """The token that begins the one text that may follow; -1 where there are several."""
+        if self._forced is None:
+            forced = self.matcher.compute_ff_tokens()
+            self._forced = forced[0] if forced else -1
+        return self._forced
 
     def _mask(self) -> Mask:
         self.complete = False
@@ -180,17 +192,11 @@ class GuidedState:
             return np.zeros_like(self._stops)
         bits, self.computed = self.computed, None
         if bits is None:
-            bits = np.frombuffer(self.matcher.compute_bitmask(), "<u4")
+            self.matcher.unsafe_compute_mask_ptr(*self._written)
+            bits = self._bits
         if not self._sound():
             return np.zeros_like(self._stops)
-        usable = self._usable
-        # Rows past the tokenizer's last token have no bits, and a tokenizer may be the longer one.
-        if len(bits) == len(usable):
-            mask = bits & usable
-        else:
-            mask = np.zeros_like(usable)
-            shared = min(len(bits), len(usable))
-            np.bitwise_and(bits[:shared], usable[:shared], out=mask[:shared])
+        mask = bits & self._usable
         if self.matcher.is_accepting():
             self.complete = not mask.any()
             mask |= self._stops

@@ -89,6 +89,8 @@ class GrammarVocabulary:
         text_ids = set(range(tokenizer.vocab_size)).difference(ends)
         self.usable = bit_mask(text_ids, vocab_size)
         """uint32[ceil(vocab_size / 32)]: the tokens that may be part of an answer."""
+        self.mask_words = -(-self.ll.vocab_size // 32)
+        """How many words the library writes of a mask: the tokenizer's tokens, not the model's."""
 
     @cached_property
     def executor(self) -> LLExecutor:
