@@ -155,6 +155,8 @@ class Program : private Pool::Job {
     const Slot& slot = slots_[size_t(logits_slot_)];
     return slot.data + size_t(row) * slot.stride;
   }
+  // Between two steps, for whoever samples such a row again.
+  SampleScratch& sample_scratch() { return scratch_[0].sampling; }
 
  private:
   static constexpr int kMaxRows = 64;  // rows of logits that exist at once

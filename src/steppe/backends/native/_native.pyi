@@ -72,8 +72,7 @@ def resample(
     which: Int32,
     rows: NDArray[np.uint8],
     extras: Sequence[Row] | None,
-    top_width: int,
-) -> tuple[Int32, Floats, Int32, Floats]: ...
+) -> tuple[Int32] | tuple[Int32, Floats, Int32, Floats]: ...
 def time_linear(
     isa: str, type: str, m: int, n: int, k: int, threads: int, repeats: int
 ) -> float: ...

@@ -237,14 +237,12 @@ class NativeBackend:
         program = self._traced().program
         if sample.rows.dtype != SAMPLE_ROW or sample.rows.shape != rows.shape:
             raise ExecutionError("malformed batch: not one sample row for each row")
-        most = min(max(sample.rows["num_logprobs"].tolist(), default=-1), program.vocab)
         raw = np.ascontiguousarray(sample.rows).view(np.uint8).reshape(rows.size, -1)
         extras = sample_extras(sample, rows.size)
         try:
-            found = _native.resample(program, _int32(rows), raw, extras, max(most, 0))
+            return StepOutput(*_native.resample(program, _int32(rows), raw, extras))
         except (ValueError, TypeError) as error:
             raise ExecutionError(f"malformed batch: {error}") from error
-        return StepOutput(*found) if most >= 0 else StepOutput(found[0])
 
     def capture(self) -> bool:
         """True: the tape is compiled when it is traced, and a step has no faster form."""

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "asked_later", "settle"]
 
 
+ROW_BYTES = SAMPLE_ROW.itemsize
 OFFSETS = {name: offset for name, (_, offset, *_) in (SAMPLE_ROW.fields or {}).items()}
-POSITION, PURPOSE = Struct("=q"), Struct("=i")
+PURPOSE_AT = OFFSETS["purpose"]
+MASKED = Struct("=i").pack(DrawPurpose.MASKED)
 
 
 class Asked(NamedTuple):
@@ -99,16 +101,19 @@ def _drawn_again(backend: Backend, refused: Sequence[Asked], sample: SampleBatch
     samplers = [part.sequence.sampler for _, part, _ in refused]
     # Written as bytes, as in ``batches``: a model's weights have just passed through the caches,
     # and every numpy operation on these few rows is slow then.
-    rows = bytearray().join([sampler.row for sampler in samplers])
-    positions = sample.rows["position"].data
-    for index, (row, _, _) in enumerate(refused):
-        start = index * SAMPLE_ROW.itemsize
-        POSITION.pack_into(rows, start + OFFSETS["position"], positions[row])
-        PURPOSE.pack_into(rows, start + OFFSETS["purpose"], DrawPurpose.MASKED)
+    before = bytearray(sample.rows.tobytes())
+    for row, _, _ in refused:
+        start = row * ROW_BYTES + PURPOSE_AT
+        before[start : start + len(MASKED)] = MASKED
+    chosen = [before[row * ROW_BYTES : (row + 1) * ROW_BYTES] for row, _, _ in refused]
+    which = np.array([row for row, _, _ in refused], np.int32)
+    again = np.frombuffer(bytearray().join(chosen), SAMPLE_ROW)
+    if all(sampler.plain for sampler in samplers):
+        return backend.resample(which, SampleBatch(again, masks=masks))
     return backend.resample(
-        np.array([row for row, _, _ in refused], np.int32),
+        which,
         SampleBatch(
-            np.frombuffer(rows, SAMPLE_ROW),
+            again,
             bias=[sampler.bias for sampler in samplers],
             history=[sampler.history for sampler in samplers],
             # A grammar that is at its end wins over ``min_tokens``: nothing else could follow.

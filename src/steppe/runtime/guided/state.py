@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from steppe.errors import ExecutionError
 from steppe.runtime.guided.compiler import PreparedGuided
-from steppe.runtime.guided.vocabulary import bit_mask
+from steppe.runtime.guided.vocabulary import WORD_BYTES, bit_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,22 +46,20 @@ def compute_together(states: Sequence[GuidedState]) -> None:
     """
     for state in states:
         state.step_back()
+        state.computed = None
     sound = [state for state in states if state.error is None]
     if len(sound) < FEWEST_TOGETHER:
         return
     vocabulary = sound[0].vocabulary
-    bits = np.zeros((len(sound), vocabulary.mask_words), np.uint32)
+    address, rows = vocabulary.rows(len(sound))
     vocabulary.executor.unsafe_compute_mask_ptr(
         [(state.matcher, row) for row, state in enumerate(sound)],
-        bits.ctypes.data,
-        bits.shape[1] * bits.itemsize,
+        address,
+        vocabulary.mask_words * WORD_BYTES,
         len(sound),
     )
-    words = len(vocabulary.usable)
-    if bits.shape[1] < words:
-        bits = np.pad(bits, ((0, 0), (0, words - bits.shape[1])))
-    for state, row in zip(sound, bits, strict=True):
-        state.computed = row[:words]
+    for state, row in zip(sound, rows, strict=False):
+        state.computed = row
 
 
 class GuidedState:
@@ -81,7 +79,7 @@ class GuidedState:
         self.vocabulary = vocabulary = grammar.vocabulary
         self.matcher = grammar.matcher()
         self.computed: npt.NDArray[np.uint32] | None = None
-        """The next mask, if it was computed together with those of others."""
+        """The next mask, if it was computed together with those of others just now."""
         self._stop_ids = stop_token_ids
         self._stops = bit_mask(stop_token_ids, vocabulary.vocab_size)
         self._usable = vocabulary.usable & ~self._stops
@@ -89,7 +87,7 @@ class GuidedState:
         # Rows past the tokenizer's last token have no bits, and a tokenizer may be the longer one.
         bits = np.zeros(max(vocabulary.mask_words, len(self._usable)), np.uint32)
         self._bits = bits[: len(self._usable)]
-        self._written = bits.ctypes.data, vocabulary.mask_words * bits.itemsize
+        self._written = bits.ctypes.data, vocabulary.mask_words * WORD_BYTES
         self.complete = False
         """Whether the text satisfies the grammar and nothing can be added to it. As of the last
         ``masks``; False after ``allows``, which does not find out.
@@ -193,6 +191,9 @@ class GuidedState:
         bits, self.computed = self.computed, None
         if bits is None:
             self.matcher.unsafe_compute_mask_ptr(*self._written)
+            bits = self._bits
+        elif len(bits) < len(self._bits):
+            self._bits[: len(bits)] = bits
             bits = self._bits
         if not self._sound():
             return np.zeros_like(self._stops)

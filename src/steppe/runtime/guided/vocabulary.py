@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from steppe.text.tokenizer import Tokenizer
 
-__all__ = ["GrammarVocabulary", "bit_mask"]
+__all__ = ["WORD_BYTES", "GrammarVocabulary", "bit_mask"]
 
 Mask = npt.NDArray[np.uint32]
+
+WORD_BYTES = 4
 
 MOST_THREADS = 8
 
@@ -71,7 +73,7 @@ class GrammarVocabulary:
     ``vocab_size`` is the model's: rows without a token can never be sampled. The ids in
     ``end_ids`` end answers of this model and are no text to any grammar. The space that a
     SentencePiece decoder takes away from the start of a text is one that a grammar has seen.
-    Immutable; any thread.
+    Immutable, any thread; but for ``rows``, which are the actor thread's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int]) -> None:
@@ -91,6 +93,18 @@ class GrammarVocabulary:
         """uint32[ceil(vocab_size / 32)]: the tokens that may be part of an answer."""
         self.mask_words = -(-self.ll.vocab_size // 32)
         """How many words the library writes of a mask: the tokenizer's tokens, not the model's."""
+        self._rows: list[Mask] = []
+        self._address = 0
+
+    def rows(self, count: int) -> tuple[int, list[Mask]]:
+        """Room for ``count`` and more masks computed side by side: where its ``mask_words`` words a
+        mask begin, and the part of each that is the model's. The same room at every call.
+        """
+        if count > len(self._rows):
+            room = np.zeros((2 * count, self.mask_words), np.uint32)
+            self._address = room.ctypes.data
+            self._rows = [row[: len(self.usable)] for row in room]
+        return self._address, self._rows
 
     @cached_property
     def executor(self) -> LLExecutor:
