@@ -255,6 +255,10 @@ def test_masks_computed_together_are_those_computed_alone(
     crowd, single = (
         [GuidedState(compiler.prepare(one).compiled, stops) for one in guides] for _ in range(2)
     )
+    # Few are not worth the threads; here they are, on any machine.
+    compute_together(crowd[:1])
+    assert crowd[0].computed is None
+    crowd[0].vocabulary.fewest_together = 2
     # A fault of one is not its neighbours', and its mask stays empty.
     for states in (crowd, single):
         states[2].accept(int(tokenizer.encode("z")[0]))

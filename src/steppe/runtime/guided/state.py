@@ -21,9 +21,6 @@ __all__ = ["GuidedState", "compute_together", "guided_state"]
 
 Mask = npt.NDArray[np.uint32]
 
-FEWEST_TOGETHER = 6
-"""Fewer masks are done one after another before the threads for them have woken up."""
-
 
 def guided_state(seed: SlotSeed) -> GuidedState | None:
     """The state of a sequence that is about to be seated, past all it has generated; None for one
@@ -48,7 +45,7 @@ def compute_together(states: Sequence[GuidedState]) -> None:
         state.step_back()
         state.computed = None
     sound = [state for state in states if state.error is None]
-    if len(sound) < FEWEST_TOGETHER:
+    if not sound or len(sound) < sound[0].vocabulary.fewest_together:
         return
     vocabulary = sound[0].vocabulary
     address, rows = vocabulary.rows(len(sound))

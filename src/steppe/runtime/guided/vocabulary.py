@@ -24,6 +24,11 @@ WORD_BYTES = 4
 
 MOST_THREADS = 8
 
+FEWEST_PRODUCTS = 48
+"""Of masks and threads. With fewer, masks are done sooner one after another: each finds in the
+caches what the one before has fetched, and nobody has to wake up.
+"""
+
 REMEMBERED = 1024
 LONGEST_REMEMBERED = 256
 
@@ -93,6 +98,9 @@ class GrammarVocabulary:
         """uint32[ceil(vocab_size / 32)]: the tokens that may be part of an answer."""
         self.mask_words = -(-self.ll.vocab_size // 32)
         """How many words the library writes of a mask: the tokenizer's tokens, not the model's."""
+        self._threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        self.fewest_together = max(2, FEWEST_PRODUCTS // self._threads)
+        """How many masks at least are computed side by side rather than one after another."""
         self._rows: list[Mask] = []
         self._address = 0
 
@@ -111,4 +119,4 @@ class GrammarVocabulary:
         """Threads that compute masks side by side, started when there are first two to compute."""
         from llguidance import LLExecutor
 
-        return LLExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))))
+        return LLExecutor(self._threads)
