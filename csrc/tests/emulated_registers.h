@@ -70,7 +70,7 @@ int32_t saturated(int32_t x) {
   constexpr int32_t most = (1 << (N - 1)) - 1;
   return x > most ? most : x < -most - 1 ? -most - 1 : x;
 }
-// Four products of an unsigned and a signed byte: the sum wraps, as the accumulator does.
+// Four products of bytes, signed or not: the sum wraps, as the accumulator does.
 template <class A, class B>
 int32_t products_of_bytes(int32_t acc, const A* a, const B* b) {
   uint32_t sum = uint32_t(acc);
