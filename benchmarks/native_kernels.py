@@ -2,9 +2,10 @@
 
 Prints the machine's state first (the time of an empty phase, and what a read of 256 MB reaches on
 the pool's own threads), since a vCPU pair may sit behind one cache or two and figures of different
-states cannot be compared. Then, for each packed format, one row in GB/s of packed weights and more
-rows in GOPS (a multiplication and an addition are two). Medians; weights are zeros. ``--isa`` takes
-several variants, which are then measured in turn for each matrix.
+states cannot be compared. Then, for each packed format, one row in GB/s of packed weights, beside
+what a bare read of the same matrix reaches by turns with it, and more rows in GOPS (a
+multiplication and an addition are two). Medians; weights are zeros. ``--isa`` takes several
+variants, which are then measured in turn for each matrix.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     state(args.isa[0], args.threads)
     print(
-        f"{'variant':12}{'format':>8}{'N x K':>14}{'GB/s, 1 row':>14}",
+        f"{'variant':12}{'format':>8}{'N x K':>14}{'GB/s, 1 row':>14}{'of read':>10}",
         *(f"{m:>8}" for m in ROWS[1:]),
         "GOPS",
     )
@@ -52,10 +53,14 @@ def main() -> None:
                     _native.time_linear(isa, name, m, n, k, args.threads, args.repeats)
                     for m in ROWS
                 ]
-                speed = n * k * FORMATS[name] / times[0] / 1e9
-                gops = (2 * m * n * k / t / 1e9 for m, t in zip(ROWS[1:], times[1:], strict=True))
+                one, read = times[0]
+                speed = n * k * FORMATS[name] / one / 1e9
+                share = f"{read / one:.0%}"
+                gops = (
+                    2 * m * n * k / t / 1e9 for m, (t, _) in zip(ROWS[1:], times[1:], strict=True)
+                )
                 print(
-                    f"{isa:12}{name:>8}{f'{n} x {k}':>14}{speed:>14.1f}",
+                    f"{isa:12}{name:>8}{f'{n} x {k}':>14}{speed:>14.1f}{share:>10}",
                     *(f"{g:>8.0f}" for g in gops),
                 )
     state(args.isa[0], args.threads)

@@ -4,7 +4,8 @@
 
 Decode steps of so many sequences at a context of 256, and prompts in one step each. First without
 the program's clock (milliseconds, tokens per second), then with it: the threads' time by kind of
-work, of which "waiting" is what no work accounts for. Medians; the machine's state before and
+work, of which "waiting" is what no work accounts for. A decode of one then takes turns with a bare
+read of the weights that it multiplies by, which bounds it. Medians; the machine's state before and
 after, since figures of different states cannot be compared.
 """
 
@@ -73,6 +74,22 @@ class Steps:
         return statistics.median(times[1:])
 
 
+def beside_reading(steps: Steps, context: int, repeats: int = 60) -> None:
+    """Print the time of a decode of one beside that of reading its weights alone, by turns."""
+    step, sample = steps.make(1, 1, context)
+    times, reads = [], []
+    for _ in range(repeats):
+        times.append(steps.seconds(step, sample, 1))
+        start = time.perf_counter()
+        size = steps.backend.read_weights()
+        reads.append(time.perf_counter() - start)
+    step_time, read = statistics.median(times), statistics.median(reads)
+    print(
+        f"  by turns {step_time * 1e3:.2f} ms, its {size / 1e6:.0f} MB of weights read alone "
+        f"{read * 1e3:.2f} ms ({size / read / 1e9:.1f} GB/s): {step_time / read:.2f} times as long"
+    )
+
+
 def profile(steps: Steps, name: str, sequences: int, length: int, context: int) -> None:
     """Print one case."""
     step, sample = steps.make(sequences, length, context)
@@ -105,6 +122,8 @@ def main() -> None:
     state(steps.backend.isa, steps.backend.threads)
     for count in args.decode:
         profile(steps, f"decode of {count} at {CONTEXT}", count, 1, CONTEXT)
+        if count == 1:
+            beside_reading(steps, CONTEXT)
     for length in args.prefill:
         profile(steps, f"prefill of {length}", 1, length, length)
     state(steps.backend.isa, steps.backend.threads)

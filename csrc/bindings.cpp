@@ -222,6 +222,7 @@ NB_MODULE(_native, m) {
              const steppe::Timing& t = p.timing();
              return std::make_tuple(t.steps(), t.wall(), t.busy());
            })
+      .def("read_weights", &Program::read_weights, nb::call_guard<nb::gil_scoped_release>())
       .def("layer_page_bytes", &Program::layer_page_bytes)
       .def("allocate_cache", &Program::allocate_cache)
       .def("read_pages",

@@ -74,29 +74,36 @@ Numpy<float> linear(const std::string& isa, const std::string& type, In<uint8_t,
   const size_t bytes = panel_bytes(form, size_t(k)), rows = x.shape(0);
   float* out;
   Numpy<float> result = array<float>({rows, size_t(n)}, &out);
+  auto block_at = [&](int b, size_t r) {
+    const int column = b * kColumns;
+    const size_t at = r * size_t(n) + size_t(column);
+    return ColumnBlock{p.w.data + size_t(b) * p.w.stride, out + at,
+                       bias ? bias->data() + column : nullptr, add ? add->data() + at : nullptr,
+                       std::min(kColumns, n - column)};
+  };
   // As a step does it: in one way or the other, by the number of rows.
   if (const auto many = many_of(kern, p.w.format, int(rows))) {
     for (int b = 0; b < p.w.blocks; b += kMostBlocks) {
       ColumnBlock blocks[kMostBlocks];
       const int taken = std::min(kMostBlocks, p.w.blocks - b);
-      for (int i = 0; i < taken; i++) {
-        const int column = (b + i) * kColumns;
-        blocks[i] = {p.w.data + size_t(b + i) * p.w.stride, out + column,
-                     bias ? bias->data() + column : nullptr, add ? add->data() + column : nullptr,
-                     std::min(kColumns, n - column)};
-      }
+      for (int i = 0; i < taken; i++) blocks[i] = block_at(b + i, 0);
       many(blocks, taken, p.w.supers, panels.data(), bytes, int(rows), size_t(n), size_t(n));
     }
     return result;
   }
-  for (int b = 0; b < p.w.blocks; b++)
-    for (size_t r = 0; r < rows; r += 8) {
-      const size_t at = r * size_t(n) + size_t(b) * 16;
-      kern.tile[int(p.w.format)](p.w.data + size_t(b) * p.w.stride, p.w.supers,
-                                 panels.data() + r / 8 * bytes, int(std::min<size_t>(8, rows - r)),
-                                 out + at, size_t(n), bias ? bias->data() + b * 16 : nullptr,
-                                 add ? add->data() + at : nullptr, size_t(n),
-                                 std::min(16, n - b * 16));
+  int b = 0;
+  if (const auto pair = pair_of(kern, p.w.format, int(rows)))
+    for (const int half = p.w.blocks / 2; b < half; b++) {
+      const ColumnBlock both[2] = {block_at(b, 0), block_at(p.w.blocks - 1 - b, 0)};
+      pair(both, p.w.supers, panels.data(), int(rows), size_t(n), size_t(n));
+    }
+  // Pairs leave the one in the middle of an odd number.
+  for (const int end = p.w.blocks - b; b < end; b++)
+    for (size_t r = 0; r < rows; r += kPanelRows) {
+      const ColumnBlock one = block_at(b, r);
+      kern.tile[int(p.w.format)](one.w, p.w.supers, panels.data() + r / kPanelRows * bytes,
+                                 int(std::min<size_t>(kPanelRows, rows - r)), one.out, size_t(n),
+                                 one.bias, one.add, size_t(n), one.columns);
     }
   return result;
 }
@@ -214,19 +221,21 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Seconds of one multiplication [m, k] x [n, k] of zeros, median of `repeats`, on `threads`.
-double time_linear(const std::string& isa, const std::string& type, int m, int n, int k,
+// Seconds of one multiplication [m, k] x [n, k] of zeros and of a bare read of its packed weights, by
+// turns, medians of `repeats`, on `threads`.
+std::tuple<double, double> time_linear(const std::string& isa, const std::string& type, int m, int n, int k,
                    int threads, int repeats) {
   const SourceType* source = source_type(type);
   demand(source && m > 0 && n > 0 && k > 0 && k % source->elements == 0, "no such matrix");
   Program program(kernels(isa), threads, n, 1);
   const std::vector<uint8_t> zeros(size_t(n) * size_t(k) / size_t(source->elements) *
                                    size_t(source->bytes));
-  std::vector<double> times;
+  std::vector<double> times, reads;
   const int w = program.add_weight(type, zeros.data(), zeros.size(), n, k, nullptr);
-  program.time_gemm(w, m, repeats, times, seconds);
+  program.time_gemm(w, m, repeats, times, reads, seconds);
   std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  std::sort(reads.begin(), reads.end());
+  return {times[times.size() / 2], reads[reads.size() / 2]};
 }
 
 // (seconds of an empty phase, bytes per second of a read) on a pool of that size.

@@ -42,7 +42,7 @@ def limits(threads: int) -> Limits:
     isa = _native.variants()[0]
     probes = [_native.probe(isa, threads, READ) for _ in range(3)]
     ours = max(
-        2 * ROWS * n * k / _native.time_linear(isa, "Q8_0", ROWS, n, k, threads, 3)
+        2 * ROWS * n * k / _native.time_linear(isa, "Q8_0", ROWS, n, k, threads, 3)[0]
         for n, k in SHAPES
     )
     return Limits(

@@ -66,6 +66,10 @@ struct Kernels {
   void (*many[int(Format::COUNT)])(const ColumnBlock* blocks, int count, int supers,
                                    const uint8_t* panels, size_t panel_bytes, int rows,
                                    size_t out_stride, size_t add_stride);
+  // The products of up to kPairRows rows with two column blocks that lie apart, both read at once: the
+  // bits of `tile`. Null where one after the other is as fast.
+  void (*pair[int(Format::COUNT)])(const ColumnBlock* blocks, int supers, const uint8_t* panel,
+                                   int rows, size_t out_stride, size_t add_stride);
   // Values [k0, k1) of rows of k floats into rows r0.. of a panel; x points at value k0. k0, and k1
   // if less than k, are multiples of 32. With k1 = k the padding up to a multiple of 64 is zeroed.
   void (*pack)(Form form, const float* x, size_t stride, int rows, int k0, int k1, int k,
@@ -95,6 +99,12 @@ struct Kernels {
   void (*block_tops)(const float* x, int n, float* tops);
   double (*read)(const uint8_t* data, size_t bytes);  // bandwidth probe
 };
+
+// Most rows for which `pair` is the faster one.
+constexpr int kPairRows = 2;
+inline auto pair_of(const Kernels& k, Format f, int rows) {
+  return rows > kPairRows ? nullptr : k.pair[int(f)];
+}
 
 // Fewest rows for which `many` is the faster one.
 constexpr int kManyRows = 16;

@@ -149,16 +149,13 @@ void Program::run_rope(const Micro& m, int r0, int r1) {
 
 void Program::run_gemm(const Phase& p, int tile) {
   const int rows = rows_of(p), panels = panels_of(rows);
-  int blocks = 0, units = 0;
-  for (const Segment& s : p.segments) blocks += weights_[size_t(s.weight)].blocks;
-  const int unit = unit_blocks(blocks);
-  for (const Segment& s : p.segments)
-    units += (weights_[size_t(s.weight)].blocks + unit - 1) / unit;
+  int units = 0;
+  for (const Segment& s : p.segments) units += units_of(weights_[size_t(s.weight)], p, rows);
   const int chunk = tile / units;
   int at = tile % units;
   const Segment* s = p.segments.data();
   for (;; s++) {
-    const int here = (weights_[size_t(s->weight)].blocks + unit - 1) / unit;
+    const int here = units_of(weights_[size_t(s->weight)], p, rows);
     if (at < here) break;
     at -= here;
   }
@@ -167,34 +164,49 @@ void Program::run_gemm(const Phase& p, int tile) {
   const Slot& out = slots_[size_t(s->out)];
   const float* bias = s->bias >= 0 ? vectors_[size_t(s->bias)].data() : nullptr;
   const Slot* add = s->add >= 0 ? &slots_[size_t(s->add)] : nullptr;
+  const size_t add_stride = add ? add->stride : 0;
+  const int unit = unit_blocks(p);
   const int first = chunk * kChunkPanels, last = std::min(panels, first + kChunkPanels);
-  const int end = std::min(w.blocks, (at + 1) * unit);
   const int here = std::min(rows, last * kPanelRows) - first * kPanelRows;
-  if (const auto many = many_of(k_, w.format, here)) {
-    ColumnBlock blocks[kMostBlocks];
-    const size_t r = size_t(first) * kPanelRows;
-    for (int b = at * unit; b < end; b++) {
-      const int column = b * kColumns;
-      blocks[b - at * unit] = {w.data + size_t(b) * w.stride, out.data + r * out.stride + column,
-                               bias ? bias + column : nullptr,
-                               add ? add->data + r * add->stride + column : nullptr,
-                               std::min(kColumns, w.n - column)};
+  auto block_at = [&](int b, size_t r) {
+    const int column = b * kColumns;
+    return ColumnBlock{w.data + size_t(b) * w.stride, out.data + r * out.stride + column,
+                       bias ? bias + column : nullptr,
+                       add ? add->data + r * add->stride + column : nullptr,
+                       std::min(kColumns, w.n - column)};
+  };
+  const auto kernel = k_.tile_ahead[int(w.format)];
+  if (const auto pair = pair_of(k_, w.format, rows)) {
+    const int half = (w.blocks + 1) / 2, each = pairs_of(unit);
+    for (int b = at * each; b < std::min(half, (at + 1) * each); b++) {
+      const ColumnBlock one = block_at(b, 0);
+      if (b + half < w.blocks) {
+        const ColumnBlock both[2] = {one, block_at(b + half, 0)};
+        pair(both, w.supers, x.data, rows, out.stride, add_stride);
+      } else {  // the middle one of an odd number
+        kernel(one.w, nullptr, w.supers, x.data, rows, one.out, out.stride, one.bias, one.add,
+               add_stride, one.columns);
+      }
     }
-    many(blocks, end - at * unit, w.supers, x.data + size_t(first) * x.bytes, x.bytes, here,
-         out.stride, add ? add->stride : 0);
     return;
   }
-  auto kernel = k_.tile_ahead[int(w.format)];
+  const int end = std::min(w.blocks, (at + 1) * unit);
+  if (const auto many = many_of(k_, w.format, here)) {
+    ColumnBlock blocks[kMostBlocks];
+    for (int b = at * unit; b < end; b++)
+      blocks[b - at * unit] = block_at(b, size_t(first) * kPanelRows);
+    many(blocks, end - at * unit, w.supers, x.data + size_t(first) * x.bytes, x.bytes, here,
+         out.stride, add_stride);
+    return;
+  }
   for (int b = at * unit; b < end; b++) {
-    const int column = b * kColumns, columns = std::min(kColumns, w.n - column);
-    const uint8_t* block = w.data + size_t(b) * w.stride;
     const uint8_t* next = ahead_of(w, b, b + 1, rows);
     for (int panel = first; panel < last; panel++) {
-      const size_t r = size_t(panel) * kPanelRows;
-      kernel(block, panel == first ? next : nullptr, w.supers,
-             x.data + size_t(panel) * x.bytes, std::min(kPanelRows, rows - int(r)),
-             out.data + r * out.stride + column, out.stride, bias ? bias + column : nullptr,
-             add ? add->data + r * add->stride + column : nullptr, add ? add->stride : 0, columns);
+      const int r = panel * kPanelRows;
+      const ColumnBlock o = block_at(b, size_t(r));
+      kernel(o.w, panel == first ? next : nullptr, w.supers, x.data + size_t(panel) * x.bytes,
+             std::min(kPanelRows, rows - r), o.out, out.stride, o.bias, o.add, add_stride,
+             o.columns);
     }
   }
 }
@@ -209,6 +221,8 @@ void Program::gate_and_up(const Weight* const (&weights)[2], const float* const 
   constexpr int kBlocks = kGroup / kColumns;
   ColumnBlock blocks[2 * kBlocks];
   int count = 0;
+  const bool alike = weights[0]->format == weights[1]->format;
+  const auto pair = alike ? pair_of(k_, weights[0]->format, rows) : nullptr;
   for (int i = 0; i < 2; i++) {
     const Weight& w = *weights[i];
     const float* bias = biases[i] ? biases[i] + column : nullptr;
@@ -216,14 +230,22 @@ void Program::gate_and_up(const Weight* const (&weights)[2], const float* const 
     for (int c = 0; c < columns; c += kColumns)
       blocks[count++] = {w.data + size_t((column + c) / kColumns) * w.stride, to + c,
                          bias ? bias + c : nullptr, nullptr, std::min(kColumns, columns - c)};
-    if (i == 0 && many && weights[1]->format == w.format) continue;  // both at once
-    if (many) k_.many[int(w.format)](blocks, count, w.supers, panels, panel_bytes, rows, kGroup, 0);
-    for (int j = 0; j < count && !many; j++) {
-      const ColumnBlock& block = blocks[j];
-      const int at = column / kColumns + j;
-      k_.tile_ahead[int(w.format)](
-          block.w, ahead > 0 ? ahead_of(w, at, at + kBlocks, ahead) : nullptr, w.supers, panels,
-          rows, block.out, kGroup, block.bias, nullptr, 0, block.columns);
+    if (i == 0 && alike && (pair || many)) continue;  // both at once
+    if (pair) {
+      for (int j = 0; 2 * j < count; j++) {
+        const ColumnBlock both[2] = {blocks[j], blocks[count / 2 + j]};
+        pair(both, w.supers, panels, rows, kGroup, 0);
+      }
+    } else if (many) {
+      k_.many[int(w.format)](blocks, count, w.supers, panels, panel_bytes, rows, kGroup, 0);
+    } else {
+      for (int j = 0; j < count; j++) {
+        const ColumnBlock& block = blocks[j];
+        const int at = column / kColumns + j;
+        k_.tile_ahead[int(w.format)](
+            block.w, ahead > 0 ? ahead_of(w, at, at + kBlocks, ahead) : nullptr, w.supers, panels,
+            rows, block.out, kGroup, block.bias, nullptr, 0, block.columns);
+      }
     }
     count = 0;
   }

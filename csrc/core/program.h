@@ -143,8 +143,12 @@ class Program : private Pool::Job {
   const Kernels& kernels() const { return k_; }
   Timing& timing() { return timing_; }
 
-  // For benchmarks: seconds of `repeats` multiplications of m rows of ones by a weight.
-  void time_gemm(int weight, int m, int repeats, std::vector<double>& seconds, double (*now)());
+  // For benchmarks: seconds of `repeats` multiplications of m rows of ones by a weight, and of as many
+  // bare reads of it, by turns.
+  void time_gemm(int weight, int m, int repeats, std::vector<double>& seconds,
+                 std::vector<double>& reads, double (*now)());
+  // For benchmarks: reads, and does no more, what a step of one row multiplies by, experts aside. Bytes.
+  size_t read_weights();
 
   void check(const Step& step) const;  // throws std::invalid_argument
   void run(Step& step);
@@ -263,7 +267,11 @@ class Program : private Pool::Job {
   }
   // Where a token's row is in the tail.
   int row_in_tail(int token) const { return selecting_ ? place_[size_t(token)] : token; }
+  // Of as many column blocks, half from each half of a matrix.
+  static int pairs_of(int unit) { return unit < 2 ? 1 : unit / 2; }
   int unit_blocks(int blocks) const;
+  int unit_blocks(const Phase& phase) const;
+  int units_of(const Weight& w, const Phase& phase, int rows) const;
   int rows_per_tile(int rows) const;
 
   const Kernels& k_;

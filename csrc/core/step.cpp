@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "demand.h"
 #include "program.h"
@@ -127,7 +128,7 @@ void Program::run(int phase, int tile, int thread) {
 }
 
 void Program::time_gemm(int weight, int m, int repeats, std::vector<double>& seconds,
-                        double (*now)()) {
+                        std::vector<double>& reads, double (*now)()) {
   const Weight& w = weights_.at(size_t(weight));
   demand(m > 0 && m <= max_positions_ * 65536, "too many rows");
   const Form form = layout_of(w.format).form;
@@ -151,9 +152,43 @@ void Program::time_gemm(int weight, int m, int repeats, std::vector<double>& sec
   for (int i = 0; i <= repeats; i++) {
     const double start = now();
     pool_.run(*this, {tiles_of(*active_[0])});
-    if (i > 0) seconds.push_back(now() - start);
+    const double end = now();
+    read_weights();
+    if (i == 0) continue;
+    seconds.push_back(end - start);
+    reads.push_back(now() - end);
   }
   step_ = nullptr;
+}
+
+size_t Program::read_weights() {
+  constexpr size_t kPiece = size_t(256) << 10;
+  struct Reading final : Pool::Job {
+    const Kernels* k = nullptr;
+    std::vector<std::pair<const uint8_t*, size_t>> pieces;
+    void run(int, int tile, int) override {
+      const auto& [data, bytes] = pieces[size_t(tile)];
+      k->read(data, bytes);
+    }
+  } reading;
+  reading.k = &k_;
+  size_t total = 0;
+  std::vector<bool> seen(weights_.size());
+  for (const std::vector<Phase>* list : {&body_, &head_})
+    for (const Phase& p : *list) {
+      if (p.kind != Phase::Kind::GEMM && p.kind != Phase::Kind::GATED) continue;
+      for (const Segment& s : p.segments) {
+        if (seen[size_t(s.weight)]) continue;
+        seen[size_t(s.weight)] = true;
+        const Weight& w = weights_[size_t(s.weight)];
+        const size_t bytes = size_t(w.blocks) * w.stride;
+        for (size_t at = 0; at < bytes; at += kPiece)
+          reading.pieces.emplace_back(w.data + at, std::min(kPiece, bytes - at));
+        total += bytes;
+      }
+    }
+  pool_.run(reading, {int(reading.pieces.size())});
+  return total;
 }
 
 }  // namespace steppe

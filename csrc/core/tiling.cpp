@@ -101,8 +101,24 @@ void Program::plan_attention(Geometry& g, size_t* partials, int* tiles) {
   *tiles = std::max(*tiles, tile);
 }
 
+// How many of all the column blocks of a product's matrices a tile takes.
 int Program::unit_blocks(int blocks) const {
-  return std::clamp(blocks / (pool_.threads() * 8), 1, 16);
+  return std::clamp(blocks / (pool_.threads() * 8), 1, kMostBlocks);
+}
+
+int Program::unit_blocks(const Phase& p) const {
+  int blocks = 0;
+  for (const Segment& s : p.segments) blocks += weights_[size_t(s.weight)].blocks;
+  return unit_blocks(blocks);
+}
+
+// How many tiles a matrix is cut into for up to kChunkPanels panels. Where column blocks are read two at
+// a time, a tile takes as many from each half of the matrix.
+int Program::units_of(const Weight& w, const Phase& p, int rows) const {
+  const int unit = unit_blocks(p);
+  if (!pair_of(k_, w.format, rows)) return (w.blocks + unit - 1) / unit;
+  const int each = pairs_of(unit);
+  return ((w.blocks + 1) / 2 + each - 1) / each;
 }
 
 // A panel, or half of one where that gives another thread something. Less would have two threads
@@ -117,11 +133,8 @@ int Program::tiles_of(const Phase& p) const {
   switch (p.kind) {
     case Phase::Kind::MICROS: return (rows + rows_per_tile(rows) - 1) / rows_per_tile(rows);
     case Phase::Kind::GEMM: {
-      int blocks = 0, units = 0;
-      for (const Segment& s : p.segments) blocks += weights_[size_t(s.weight)].blocks;
-      const int unit = unit_blocks(blocks);
-      for (const Segment& s : p.segments)
-        units += (weights_[size_t(s.weight)].blocks + unit - 1) / unit;
+      int units = 0;
+      for (const Segment& s : p.segments) units += units_of(weights_[size_t(s.weight)], p, rows);
       return units * ((panels + kChunkPanels - 1) / kChunkPanels);
     }
     case Phase::Kind::GATED: {

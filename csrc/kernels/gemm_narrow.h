@@ -121,4 +121,45 @@ void rows_of_both(const uint8_t* w, const uint8_t* next, int supers, const uint8
   if (columns > V::W) store_tile<R>(acc[1], 1, out, out_stride, bias, add, add_stride, columns);
 }
 
+// Few rows with two column blocks that lie apart in memory, unit by unit of each. The work is reading,
+// and a processor that follows two streams has more reads under way than one that follows one.
+template <Format f, int R>
+void rows_of_pair(const ColumnBlock* blocks, int supers, const uint8_t* panel, size_t out_stride,
+                  size_t add_stride) {
+  constexpr Layout L = layout_of(f);
+  constexpr int units = L.block_k / 64;
+  F acc[2][2][R];
+  STEPPE_UNROLL
+  for (int b = 0; b < 2; b++) {
+    STEPPE_UNROLL
+    for (int r = 0; r < R; r++) acc[b][0][r] = acc[b][1][r] = V::zero();
+  }
+  for (int i = 0; i < supers; i++) {
+    for (int u = 0; u < units; u++, panel += 2 * kPanelGroupBytes) {
+      STEPPE_UNROLL
+      for (int b = 0; b < 2; b++) {
+        const uint8_t* super = blocks[b].w + size_t(i) * L.block_bytes;
+        const uint8_t* unit = super + L.header + u * L.unit;
+        group_of_both<f, 0, R>(super, unit, u, panel, 0, acc[b]);
+        group_of_both<f, 1, R>(super, unit, u, panel + kPanelGroupBytes, 0, acc[b]);
+      }
+    }
+  }
+  STEPPE_UNROLL
+  for (int b = 0; b < 2; b++) {
+    const ColumnBlock& to = blocks[b];
+    store_tile<R>(acc[b][0], 0, to.out, out_stride, to.bias, to.add, add_stride, to.columns);
+    if (to.columns > V::W)
+      store_tile<R>(acc[b][1], 1, to.out, out_stride, to.bias, to.add, add_stride, to.columns);
+  }
+}
+
+template <Format f>
+void pair_of_blocks(const ColumnBlock* blocks, int supers, const uint8_t* panel, int rows,
+                    size_t out_stride, size_t add_stride) {
+  static_assert(kPairRows == 2);
+  if (rows == 1) rows_of_pair<f, 1>(blocks, supers, panel, out_stride, add_stride);
+  else rows_of_pair<f, 2>(blocks, supers, panel, out_stride, add_stride);
+}
+
 }  // namespace steppe::STEPPE_VARIANT

@@ -148,7 +148,9 @@ def test_bits_do_not_depend_on_company_chunks_pages_or_threads(data: st.DataObje
     kv_dtype = data.draw(st.sampled_from(["bfloat16", "float16", "int8"]))
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 140, 4).tolist()
-    prompts = tokens_of(rng, 61, lengths)
+    # Matrices of an odd and of an even number of column blocks, and a last one that is not whole.
+    vocab = data.draw(st.sampled_from([61, 45, 16]))
+    prompts = tokens_of(rng, vocab, lengths)
 
     def driver(threads: int) -> Driver:
         weights = np.random.default_rng(seed)
@@ -157,6 +159,7 @@ def test_bits_do_not_depend_on_company_chunks_pages_or_threads(data: st.DataObje
             layers=(CacheSpec(2, 32), CacheSpec(2, 32, window=40)),
             hidden=64,
             inner=96,
+            vocab_size=vocab,
             softcap=9.0,
         )
         program = floats(program) if dtype == "F32" else quantised(program, weights, dtype)
@@ -455,3 +458,22 @@ def test_the_clock_tells_where_the_time_of_steps_goes(rng: np.random.Generator) 
     assert any(label.startswith("gated ") for label in timing.busy)
     assert all(seconds > 0 for seconds in timing.busy.values())
     assert 0 < sum(timing.busy.values()) <= 2 * timing.wall
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_a_decode_multiplies_by_is_read_and_left_alone(
+    rng: np.random.Generator, tied: bool
+) -> None:
+    shape = TinyProgram(rng, layers=(CacheSpec(2, 8),) * 2, hidden=32, inner=32, tied=tied)
+    program = quantised(shape, rng, "Q8_0")
+    backend = NativeBackend(threads=2)
+    driver = Driver(backend, program, rng, sequences=2, tokens=80)
+    first = driver.step({0: [1, 2, 3]}, all_logits=True).logits
+    # The embeddings are rows that are looked up; tied ones are the head's.
+    packed = sum(
+        -(-weight.shape[0] // 16) * -(-weight.shape[1] // 64) * 1088
+        for name, weight in program.weights.items()
+        if len(weight.shape) == 2 and name != "embed.weight"
+    )
+    assert backend.read_weights() == packed
+    np.testing.assert_array_equal(driver.step({1: [1, 2, 3]}, all_logits=True).logits, first)

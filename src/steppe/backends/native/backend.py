@@ -265,6 +265,13 @@ class NativeBackend:
             timing.busy.update(busy)
             program.set_timing(False)
 
+    def read_weights(self) -> int:
+        """Read, on the step's threads, the weights that a decode of one sequence multiplies by, and
+        do nothing with them; experts are left out. Returns their bytes as packed: the time it takes
+        is what no decode of one sequence can be faster than.
+        """
+        return self._traced().program.read_weights()
+
     def embedding_table(self) -> npt.NDArray[np.float32]:
         """The token embeddings, float32[vocab, width], unscaled; a copy."""
         model = self._traced()
