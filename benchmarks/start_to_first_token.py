@@ -31,8 +31,12 @@ def child(model: str, backend: str, threads: int | None, started: float) -> None
 
     with LLM(model, backend=backend, threads=threads, on_progress=tell) as llm:
         tell("first token")
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
-        next(llm.stream_chat(messages, SamplingParams(temperature=0, max_tokens=1)))
+        params = SamplingParams(temperature=0, max_tokens=1)
+        if llm.chat_template is None:
+            next(llm.stream("The capital of France is", params))
+        else:
+            messages = [{"role": "user", "content": "What is the capital of France?"}]
+            next(llm.stream_chat(messages, params))
         tell("end")
     print(json.dumps(stages))
 
