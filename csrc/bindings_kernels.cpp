@@ -91,14 +91,17 @@ Numpy<float> linear(const std::string& isa, const std::string& type, In<uint8_t,
     }
     return result;
   }
-  int b = 0;
-  if (const auto pair = pair_of(kern, p.w.format, int(rows)))
-    for (const int half = p.w.blocks / 2; b < half; b++) {
-      const ColumnBlock both[2] = {block_at(b, 0), block_at(p.w.blocks - 1 - b, 0)};
-      pair(both, p.w.supers, panels.data(), int(rows), size_t(n), size_t(n));
+  if (const steppe::Streams* streams = streams_of(kern, p.w.format, int(rows))) {
+    const int length = (p.w.blocks + streams->count - 1) / streams->count;
+    for (int b = 0; b < length; b++) {
+      ColumnBlock blocks[kStreams];
+      int count = 0;
+      for (int i = b; i < p.w.blocks; i += length) blocks[count++] = block_at(i, 0);
+      streams->run(blocks, count, p.w.supers, panels.data(), int(rows), size_t(n), size_t(n));
     }
-  // Pairs leave the one in the middle of an odd number.
-  for (const int end = p.w.blocks - b; b < end; b++)
+    return result;
+  }
+  for (int b = 0; b < p.w.blocks; b++)
     for (size_t r = 0; r < rows; r += kPanelRows) {
       const ColumnBlock one = block_at(b, r);
       kern.tile[int(p.w.format)](one.w, p.w.supers, panels.data() + r / kPanelRows * bytes,

@@ -49,6 +49,18 @@ struct ColumnBlock {          // 16 columns of a product, or the last ones of a 
   int columns;
 };
 
+constexpr int kStreams = 4;
+constexpr int kStreamRows = 2;
+
+// Products of up to `rows` <= kStreamRows rows with up to `count` <= kStreams column blocks that lie
+// apart in memory, read side by side: the bits of `tile`. For as few rows the work is reading, and a
+// processor that follows several streams has more reads under way than one that follows one.
+struct Streams {
+  int rows = 0, count = 1;
+  void (*run)(const ColumnBlock* blocks, int count, int supers, const uint8_t* panel, int rows,
+              size_t out_stride, size_t add_stride) = nullptr;
+};
+
 struct Kernels {
   const char* name;
   // out[r][0..15] = (panel rows r0..r0+rows) x column block (+ bias) (+ add[r][0..15]).
@@ -66,10 +78,8 @@ struct Kernels {
   void (*many[int(Format::COUNT)])(const ColumnBlock* blocks, int count, int supers,
                                    const uint8_t* panels, size_t panel_bytes, int rows,
                                    size_t out_stride, size_t add_stride);
-  // The products of up to kPairRows rows with two column blocks that lie apart, both read at once: the
-  // bits of `tile`. Null where one after the other is as fast.
-  void (*pair[int(Format::COUNT)])(const ColumnBlock* blocks, int supers, const uint8_t* panel,
-                                   int rows, size_t out_stride, size_t add_stride);
+  // For few rows, where there is a faster way for them.
+  Streams streams[int(Format::COUNT)];
   // Values [k0, k1) of rows of k floats into rows r0.. of a panel; x points at value k0. k0, and k1
   // if less than k, are multiples of 32. With k1 = k the padding up to a multiple of 64 is zeroed.
   void (*pack)(Form form, const float* x, size_t stride, int rows, int k0, int k1, int k,
@@ -100,10 +110,10 @@ struct Kernels {
   double (*read)(const uint8_t* data, size_t bytes);  // bandwidth probe
 };
 
-// Most rows for which `pair` is the faster one.
-constexpr int kPairRows = 2;
-inline auto pair_of(const Kernels& k, Format f, int rows) {
-  return rows > kPairRows ? nullptr : k.pair[int(f)];
+// Null if there is none for so many rows.
+inline const Streams* streams_of(const Kernels& k, Format f, int rows) {
+  const Streams& s = k.streams[int(f)];
+  return rows > s.rows ? nullptr : &s;
 }
 
 // Fewest rows for which `many` is the faster one.

@@ -162,7 +162,7 @@ void Program::run_gemm(const Phase& p, int tile) {
   const Weight& w = weights_[size_t(s->weight)];
   const Panel& x = panels_[size_t(p.panel)];
   const Slot& out = slots_[size_t(s->out)];
-  const float* bias = s->bias >= 0 ? vectors_[size_t(s->bias)].data() : nullptr;
+  const float* bias = bias_of(*s);
   const Slot* add = s->add >= 0 ? &slots_[size_t(s->add)] : nullptr;
   const size_t add_stride = add ? add->stride : 0;
   const int unit = unit_blocks(p);
@@ -175,21 +175,17 @@ void Program::run_gemm(const Phase& p, int tile) {
                        add ? add->data + r * add->stride + column : nullptr,
                        std::min(kColumns, w.n - column)};
   };
-  const auto kernel = k_.tile_ahead[int(w.format)];
-  if (const auto pair = pair_of(k_, w.format, rows)) {
-    const int half = (w.blocks + 1) / 2, each = pairs_of(unit);
-    for (int b = at * each; b < std::min(half, (at + 1) * each); b++) {
-      const ColumnBlock one = block_at(b, 0);
-      if (b + half < w.blocks) {
-        const ColumnBlock both[2] = {one, block_at(b + half, 0)};
-        pair(both, w.supers, x.data, rows, out.stride, add_stride);
-      } else {  // the middle one of an odd number
-        kernel(one.w, nullptr, w.supers, x.data, rows, one.out, out.stride, one.bias, one.add,
-               add_stride, one.columns);
-      }
+  if (const Streams* streams = streams_of(k_, w.format, rows)) {
+    const int length = stream_blocks(w, *streams), each = std::max(1, unit / streams->count);
+    for (int b = at * each; b < std::min(length, (at + 1) * each); b++) {
+      ColumnBlock blocks[kStreams];
+      int count = 0;
+      for (int i = b; i < w.blocks; i += length) blocks[count++] = block_at(i, 0);
+      streams->run(blocks, count, w.supers, x.data, rows, out.stride, add_stride);
     }
     return;
   }
+  const auto kernel = k_.tile_ahead[int(w.format)];
   const int end = std::min(w.blocks, (at + 1) * unit);
   if (const auto many = many_of(k_, w.format, here)) {
     ColumnBlock blocks[kMostBlocks];
@@ -222,7 +218,7 @@ void Program::gate_and_up(const Weight* const (&weights)[2], const float* const 
   ColumnBlock blocks[2 * kBlocks];
   int count = 0;
   const bool alike = weights[0]->format == weights[1]->format;
-  const auto pair = alike ? pair_of(k_, weights[0]->format, rows) : nullptr;
+  const Streams* streams = alike ? streams_of(k_, weights[0]->format, rows) : nullptr;
   for (int i = 0; i < 2; i++) {
     const Weight& w = *weights[i];
     const float* bias = biases[i] ? biases[i] + column : nullptr;
@@ -230,11 +226,11 @@ void Program::gate_and_up(const Weight* const (&weights)[2], const float* const 
     for (int c = 0; c < columns; c += kColumns)
       blocks[count++] = {w.data + size_t((column + c) / kColumns) * w.stride, to + c,
                          bias ? bias + c : nullptr, nullptr, std::min(kColumns, columns - c)};
-    if (i == 0 && alike && (pair || many)) continue;  // both at once
-    if (pair) {
+    if (i == 0 && alike && (streams || many)) continue;  // both at once
+    if (streams) {
       for (int j = 0; 2 * j < count; j++) {
         const ColumnBlock both[2] = {blocks[j], blocks[count / 2 + j]};
-        pair(both, w.supers, panels, rows, kGroup, 0);
+        streams->run(both, 2, w.supers, panels, rows, kGroup, 0);
       }
     } else if (many) {
       k_.many[int(w.format)](blocks, count, w.supers, panels, panel_bytes, rows, kGroup, 0);
@@ -255,38 +251,82 @@ void Program::run_gated(const Phase& p, int tile, int thread) {
   const int rows = rows_of(p), panels = panels_of(rows);
   const Weight& gate = weights_[size_t(p.segments[0].weight)];
   const Weight& up = weights_[size_t(p.segments[1].weight)];
+  if (gated_streams(p, rows)) return run_gated_streams(p, tile, thread);
   const int groups = (gate.n + kGroup - 1) / kGroup;
   const int chunk = tile / groups, column = tile % groups * kGroup;
-  const int columns = std::min(kGroup, gate.n - column);
   const Panel& x = panels_[size_t(p.panel)];
   Scratch& s = scratch_[size_t(thread)];
-  auto bias = [&](int i) {
-    const int at = p.segments[size_t(i)].bias;
-    return at >= 0 ? vectors_[size_t(at)].data() : nullptr;
-  };
   const int first = chunk * kChunkPanels, last = std::min(panels, first + kChunkPanels);
   const int here = std::min(rows, last * kPanelRows) - first * kPanelRows;
   const bool many = many_of(k_, gate.format, here) && many_of(k_, up.format, here);
   const int step = many ? kGatedPanels : 1;
   for (int panel = first; panel < last; panel += step) {
     const int r = panel * kPanelRows, count = std::min(step * kPanelRows, rows - r);
-    gate_and_up({&gate, &up}, {bias(0), bias(1)}, column, x.data + size_t(panel) * x.bytes, x.bytes,
-                count, many, panel == first ? rows : 0, s);
-    for (int i = 0; i < count; i++) {
-      const size_t at = size_t(i) * kGroup;
-      k_.gated(p.act, s.gate.data() + at, s.up.data() + at, s.act.data() + at, columns);
-      if (p.out >= 0) {
-        const Slot& o = slots_[size_t(p.out)];
-        std::memcpy(o.data + size_t(r + i) * o.stride + column, s.act.data() + at,
-                    size_t(columns) * sizeof(float));
-      }
-    }
-    if (p.out_panel < 0) continue;
-    const Panel& o = panels_[size_t(p.out_panel)];
-    for (int i = 0; i < count; i += kPanelRows)
-      k_.pack(o.form, s.act.data() + size_t(i) * kGroup, kGroup, std::min(kPanelRows, count - i),
-              column, column + columns, o.k, o.data + size_t(panel + i / kPanelRows) * o.bytes, 0);
+    gate_and_up({&gate, &up}, {bias_of(p.segments[0]), bias_of(p.segments[1])}, column,
+                x.data + size_t(panel) * x.bytes, x.bytes, count, many, panel == first ? rows : 0,
+                s);
+    finish_gated(p, column, r, count, s.gate.data(), s.up.data(), s.act.data());
   }
+}
+
+// The rows from `row`, the first of a panel, of a group of columns: rows of kGroup floats are activated
+// and go where the phase wants them.
+void Program::finish_gated(const Phase& p, int column, int row, int rows, const float* gate,
+                           const float* up, float* act) {
+  const int columns = std::min(kGroup, weights_[size_t(p.segments[0].weight)].n - column);
+  for (int i = 0; i < rows; i++) {
+    const size_t at = size_t(i) * kGroup;
+    k_.gated(p.act, gate + at, up + at, act + at, columns);
+    if (p.out >= 0) {
+      const Slot& o = slots_[size_t(p.out)];
+      std::memcpy(o.data + size_t(row + i) * o.stride + column, act + at,
+                  size_t(columns) * sizeof(float));
+    }
+  }
+  if (p.out_panel < 0) return;
+  const Panel& o = panels_[size_t(p.out_panel)];
+  for (int i = 0; i < rows; i += kPanelRows)
+    k_.pack(o.form, act + size_t(i) * kGroup, kGroup, std::min(kPanelRows, rows - i), column,
+            column + columns, o.k, o.data + size_t((row + i) / kPanelRows) * o.bytes, 0);
+}
+
+// The streams by which gate and up are read for so many rows, where more than one group of columns is read
+// at a time.
+const Streams* Program::gated_streams(const Phase& p, int rows) const {
+  const Format gate = weights_[size_t(p.segments[0].weight)].format;
+  const Format up = weights_[size_t(p.segments[1].weight)].format;
+  const Streams* streams = gate == up ? streams_of(k_, gate, rows) : nullptr;
+  return streams && streams->count > 2 ? streams : nullptr;
+}
+
+// Groups of columns of gate and up that lie apart, the same columns of all at a time.
+void Program::run_gated_streams(const Phase& p, int tile, int thread) {
+  const int rows = rows_of(p), length = tiles_of(p);
+  const Weight& gate = weights_[size_t(p.segments[0].weight)];
+  const Panel& x = panels_[size_t(p.panel)];
+  Scratch& s = scratch_[size_t(thread)];
+  const Streams& streams = *gated_streams(p, rows);
+  // Of each group that is read, in the thread's scratch.
+  constexpr size_t kRoom = size_t(kStreamRows) * kGroup;
+  for (int c = 0; c < kGroup; c += kColumns) {
+    ColumnBlock blocks[kStreams];
+    int count = 0;
+    size_t room = 0;
+    for (int column = tile * kGroup + c; column < gate.n; column += length * kGroup, room += kRoom)
+      for (int i = 0; i < 2; i++) {
+        const Segment& segment = p.segments[size_t(i)];
+        const Weight& w = weights_[size_t(segment.weight)];
+        const float* bias = bias_of(segment);
+        float* to = (i == 0 ? s.gate.data() : s.up.data()) + room;
+        blocks[count++] = {w.data + size_t(column / kColumns) * w.stride, to + c,
+                           bias ? bias + column : nullptr, nullptr,
+                           std::min(kColumns, w.n - column)};
+      }
+    streams.run(blocks, count, gate.supers, x.data, rows, kGroup, 0);
+  }
+  size_t room = 0;
+  for (int column = tile * kGroup; column < gate.n; column += length * kGroup, room += kRoom)
+    finish_gated(p, column, 0, rows, s.gate.data() + room, s.up.data() + room, s.act.data());
 }
 
 void Program::run_attention(const Phase& p, int tile, int thread) {

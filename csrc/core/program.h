@@ -250,6 +250,10 @@ class Program : private Pool::Job {
   void run_rope(const Micro& m, int r0, int r1);
   void run_gemm(const Phase& phase, int tile);
   void run_gated(const Phase& phase, int tile, int thread);
+  void finish_gated(const Phase& phase, int column, int row, int rows, const float* gate,
+                    const float* up, float* act);
+  const Streams* gated_streams(const Phase& phase, int rows) const;
+  void run_gated_streams(const Phase& phase, int tile, int thread);
   void gate_and_up(const Weight* const (&weights)[2], const float* const (&biases)[2], int column,
                    const uint8_t* panels, size_t panel_bytes, int rows, bool many, int ahead,
                    Scratch& scratch);
@@ -267,8 +271,13 @@ class Program : private Pool::Job {
   }
   // Where a token's row is in the tail.
   int row_in_tail(int token) const { return selecting_ ? place_[size_t(token)] : token; }
-  // Of as many column blocks, half from each half of a matrix.
-  static int pairs_of(int unit) { return unit < 2 ? 1 : unit / 2; }
+  const float* bias_of(const Segment& s) const {
+    return s.bias >= 0 ? vectors_[size_t(s.bias)].data() : nullptr;
+  }
+  // How far apart the column blocks are that are read side by side.
+  static int stream_blocks(const Weight& w, const Streams& s) {
+    return (w.blocks + s.count - 1) / s.count;
+  }
   int unit_blocks(int blocks) const;
   int unit_blocks(const Phase& phase) const;
   int units_of(const Weight& w, const Phase& phase, int rows) const;

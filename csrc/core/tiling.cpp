@@ -112,13 +112,14 @@ int Program::unit_blocks(const Phase& p) const {
   return unit_blocks(blocks);
 }
 
-// How many tiles a matrix is cut into for up to kChunkPanels panels. Where column blocks are read two at
-// a time, a tile takes as many from each half of the matrix.
+// How many tiles a matrix is cut into for up to kChunkPanels panels. Where column blocks are read
+// several at a time, a tile takes as many from each part of the matrix.
 int Program::units_of(const Weight& w, const Phase& p, int rows) const {
   const int unit = unit_blocks(p);
-  if (!pair_of(k_, w.format, rows)) return (w.blocks + unit - 1) / unit;
-  const int each = pairs_of(unit);
-  return ((w.blocks + 1) / 2 + each - 1) / each;
+  const Streams* streams = streams_of(k_, w.format, rows);
+  if (!streams) return (w.blocks + unit - 1) / unit;
+  const int each = std::max(1, unit / streams->count);
+  return (stream_blocks(w, *streams) + each - 1) / each;
 }
 
 // A panel, or half of one where that gives another thread something. Less would have two threads
@@ -139,6 +140,9 @@ int Program::tiles_of(const Phase& p) const {
     }
     case Phase::Kind::GATED: {
       const int groups = (weights_[size_t(p.segments[0].weight)].n + kGroup - 1) / kGroup;
+      // Of gate and of up half of the streams each.
+      if (const Streams* streams = gated_streams(p, rows))
+        return (groups + streams->count / 2 - 1) / (streams->count / 2);
       return groups * ((panels + kChunkPanels - 1) / kChunkPanels);
     }
     case Phase::Kind::ATTENTION: return int(items_of(p).size());

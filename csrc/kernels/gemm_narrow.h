@@ -15,21 +15,57 @@ namespace steppe::STEPPE_VARIANT {
 template <Format f>
 constexpr bool by_signs = V::kPairs && !is_small(f);
 
+// Adds what a group (or sixteen s of it) comes to: its integer sums, scaled, and its minima.
+template <Format f, int g, int R>
+inline __attribute__((always_inline)) void add_sums(const uint8_t* super, const uint8_t* unit, int u,
+                                                    int s, const uint8_t* panel, int r0,
+                                                    I (&sum)[2][R], F (&acc)[2][R]) {
+  constexpr Layout L = layout_of(f);
+  constexpr int raise = unshifted(f) && g == 1 ? 4 : 0;
+  const uint8_t* scales = panel + kPanelScales + r0 * 4;
+  const uint8_t* sums = panel + kPanelSums + r0 * 4;
+  const uint8_t* negatives = panel + kPanelNegatives + r0 * 4;
+  F scale[2], minimum[2];
+  STEPPE_UNROLL
+  for (int h = 0; h < 2; h++) {
+    scale[h] = scale_of<f>(super, unit, u, g, s, h);
+    if constexpr (raise != 0) scale[h] = V::mul(scale[h], V::set(0.0625f));
+    if constexpr (has_min(f)) minimum[h] = min_of<f>(super, unit, u, g, s, h);
+  }
+  STEPPE_UNROLL
+  for (int r = 0; r < R; r++) {
+    const F x = V::as_float(V::broadcast(scales + r * 4));
+    STEPPE_UNROLL
+    for (int h = 0; h < 2; h++) {
+      if constexpr (L.zero != 0 && !by_signs<f>) {
+        I n = V::broadcast(negatives + s * 32 + r * 4);
+        if constexpr (!by_sixteen(f)) n = V::iadd(n, V::broadcast(negatives + 32 + r * 4));
+        sum[h][r] = V::iadd(sum[h][r], V::shl(n, log2i(L.zero) + raise));
+      }
+      acc[h][r] = V::fma(V::cvt(sum[h][r]), V::mul(scale[h], x), acc[h][r]);
+      if constexpr (has_min(f)) {
+        if constexpr (by_sixteen(f)) {
+          const F n = V::mul(V::cvt(V::broadcast(negatives + s * 32 + r * 4)), x);
+          acc[h][r] = V::fma(V::sub(V::zero(), n), minimum[h], acc[h][r]);
+        } else {
+          const F n = V::as_float(V::broadcast(sums + r * 4));
+          acc[h][r] = V::fma(n, minimum[h], acc[h][r]);
+        }
+      }
+    }
+  }
+}
+
 // `T` is V: a name that depends on it is looked up only where it is used, and not every V has all.
 template <Format f, int g, int R, class T = V>
 inline __attribute__((always_inline)) void group_of_both(const uint8_t* super, const uint8_t* unit,
                                                          int u, const uint8_t* panel, int r0,
                                                          F (&acc)[2][R]) {
-  constexpr Layout L = layout_of(f);
-  constexpr int raise = unshifted(f) && g == 1 ? 4 : 0;
   constexpr int sixteens = by_sixteen(f) ? 2 : 1;
   constexpr int steps = 8 / sixteens;
   constexpr bool in_pairs = T::kPairs && is_small(f);
   constexpr int run = in_pairs && pairs_that_fit(f) < steps ? pairs_that_fit(f) : steps;
   const uint8_t* quants = panel + r0 * 32;
-  const uint8_t* scales = panel + kPanelScales + r0 * 4;
-  const uint8_t* sums = panel + kPanelSums + r0 * 4;
-  const uint8_t* negatives = panel + kPanelNegatives + r0 * 4;
   STEPPE_UNROLL
   for (int s = 0; s < sixteens; s++) {
     I sum[2][R];
@@ -66,35 +102,7 @@ inline __attribute__((always_inline)) void group_of_both(const uint8_t* super, c
         }
       }
     }
-    F scale[2], minimum[2];
-    STEPPE_UNROLL
-    for (int h = 0; h < 2; h++) {
-      scale[h] = scale_of<f>(super, unit, u, g, s, h);
-      if constexpr (raise != 0) scale[h] = V::mul(scale[h], V::set(0.0625f));
-      if constexpr (has_min(f)) minimum[h] = min_of<f>(super, unit, u, g, s, h);
-    }
-    STEPPE_UNROLL
-    for (int r = 0; r < R; r++) {
-      const F x = V::as_float(V::broadcast(scales + r * 4));
-      STEPPE_UNROLL
-      for (int h = 0; h < 2; h++) {
-        if constexpr (L.zero != 0 && !by_signs<f>) {
-          I n = V::broadcast(negatives + s * 32 + r * 4);
-          if constexpr (!by_sixteen(f)) n = V::iadd(n, V::broadcast(negatives + 32 + r * 4));
-          sum[h][r] = V::iadd(sum[h][r], V::shl(n, log2i(L.zero) + raise));
-        }
-        acc[h][r] = V::fma(V::cvt(sum[h][r]), V::mul(scale[h], x), acc[h][r]);
-        if constexpr (has_min(f)) {
-          if constexpr (by_sixteen(f)) {
-            const F n = V::mul(V::cvt(V::broadcast(negatives + s * 32 + r * 4)), x);
-            acc[h][r] = V::fma(V::sub(V::zero(), n), minimum[h], acc[h][r]);
-          } else {
-            const F n = V::as_float(V::broadcast(sums + r * 4));
-            acc[h][r] = V::fma(n, minimum[h], acc[h][r]);
-          }
-        }
-      }
-    }
+    add_sums<f, g, R>(super, unit, u, s, panel, r0, sum, acc);
   }
 }
 
@@ -121,32 +129,73 @@ void rows_of_both(const uint8_t* w, const uint8_t* next, int supers, const uint8
   if (columns > V::W) store_tile<R>(acc[1], 1, out, out_stride, bias, add, add_stride, columns);
 }
 
-// Few rows with two column blocks that lie apart in memory, unit by unit of each. The work is reading,
-// and a processor that follows two streams has more reads under way than one that follows one.
-template <Format f, int R>
-void rows_of_pair(const ColumnBlock* blocks, int supers, const uint8_t* panel, size_t out_stride,
-                  size_t add_stride) {
+// Weights of 4 bits whose products are summed in 16 bits up to the end of a group.
+template <Format f>
+constexpr bool by_nibbles = V::kPairs && has_nibbles(f) && is_small(f) && pairs_that_fit(f) == 8;
+
+// Both groups of a unit of such weights at once: what is read of a line is used up before the next line,
+// so that lines are asked for at an even pace.
+template <Format f, int R, class T = V>
+inline __attribute__((always_inline)) void unit_of_both(const uint8_t* super, const uint8_t* unit,
+                                                        int u, const uint8_t* panel,
+                                                        F (&acc)[2][R]) {
+  I low[2][R], high[2][R];
+  STEPPE_UNROLL
+  for (int j = 0; j < 8; j++) {
+    STEPPE_UNROLL
+    for (int h = 0; h < 2; h++) {
+      const I w[2] = {unpack<f, 0>(unit, h, j), unpack<f, 1>(unit, h, j)};
+      STEPPE_UNROLL
+      for (int r = 0; r < R; r++) {
+        const uint8_t* quants = panel + r * 32 + j * 4;
+        const I x = T::pairs(w[0], V::broadcast(quants));
+        const I y = T::pairs(w[1], V::broadcast(quants + kPanelGroupBytes));
+        low[h][r] = j == 0 ? x : T::add_pairs(low[h][r], x);
+        high[h][r] = j == 0 ? y : T::add_pairs(high[h][r], y);
+      }
+    }
+  }
+  STEPPE_UNROLL
+  for (int h = 0; h < 2; h++) {
+    STEPPE_UNROLL
+    for (int r = 0; r < R; r++) {
+      low[h][r] = T::fold_pairs(V::izero(), low[h][r]);
+      high[h][r] = T::fold_pairs(V::izero(), high[h][r]);
+    }
+  }
+  add_sums<f, 0, R>(super, unit, u, 0, panel, 0, low, acc);
+  add_sums<f, 1, R>(super, unit, u, 0, panel + kPanelGroupBytes, 0, high, acc);
+}
+
+// R rows with N column blocks, unit by unit of each.
+template <Format f, int R, int N>
+void rows_of_streams(const ColumnBlock* blocks, int supers, const uint8_t* panel, size_t out_stride,
+                     size_t add_stride) {
   constexpr Layout L = layout_of(f);
   constexpr int units = L.block_k / 64;
-  F acc[2][2][R];
+  F acc[N][2][R];
   STEPPE_UNROLL
-  for (int b = 0; b < 2; b++) {
+  for (int b = 0; b < N; b++) {
     STEPPE_UNROLL
     for (int r = 0; r < R; r++) acc[b][0][r] = acc[b][1][r] = V::zero();
   }
   for (int i = 0; i < supers; i++) {
     for (int u = 0; u < units; u++, panel += 2 * kPanelGroupBytes) {
       STEPPE_UNROLL
-      for (int b = 0; b < 2; b++) {
+      for (int b = 0; b < N; b++) {
         const uint8_t* super = blocks[b].w + size_t(i) * L.block_bytes;
         const uint8_t* unit = super + L.header + u * L.unit;
-        group_of_both<f, 0, R>(super, unit, u, panel, 0, acc[b]);
-        group_of_both<f, 1, R>(super, unit, u, panel + kPanelGroupBytes, 0, acc[b]);
+        if constexpr (by_nibbles<f>) {
+          unit_of_both<f, R>(super, unit, u, panel, acc[b]);
+        } else {
+          group_of_both<f, 0, R>(super, unit, u, panel, 0, acc[b]);
+          group_of_both<f, 1, R>(super, unit, u, panel + kPanelGroupBytes, 0, acc[b]);
+        }
       }
     }
   }
   STEPPE_UNROLL
-  for (int b = 0; b < 2; b++) {
+  for (int b = 0; b < N; b++) {
     const ColumnBlock& to = blocks[b];
     store_tile<R>(acc[b][0], 0, to.out, out_stride, to.bias, to.add, add_stride, to.columns);
     if (to.columns > V::W)
@@ -154,12 +203,28 @@ void rows_of_pair(const ColumnBlock* blocks, int supers, const uint8_t* panel, s
   }
 }
 
+// Measured on a Zen 3. With more streams of bytes it is slower, and with more rows of nibbles; so are all
+// formats that take more work to unpack, for which fetching ahead of one stream is better.
 template <Format f>
-void pair_of_blocks(const ColumnBlock* blocks, int supers, const uint8_t* panel, int rows,
-                    size_t out_stride, size_t add_stride) {
-  static_assert(kPairRows == 2);
-  if (rows == 1) rows_of_pair<f, 1>(blocks, supers, panel, out_stride, add_stride);
-  else rows_of_pair<f, 2>(blocks, supers, panel, out_stride, add_stride);
+constexpr int stream_count = f == Format::Q8_0 ? 2 : by_nibbles<f> ? 4 : 1;
+template <Format f>
+constexpr int stream_rows = f == Format::Q8_0 ? 2 : by_nibbles<f> ? 1 : 0;
+
+template <Format f>
+void streams(const ColumnBlock* blocks, int count, int supers, const uint8_t* panel, int rows,
+             size_t out_stride, size_t add_stride) {
+  auto some = [&]<int N>() {
+    if (stream_rows<f> == 1 || rows == 1)
+      rows_of_streams<f, 1, N>(blocks, supers, panel, out_stride, add_stride);
+    else
+      rows_of_streams<f, stream_rows<f>, N>(blocks, supers, panel, out_stride, add_stride);
+    blocks += N;
+    count -= N;
+  };
+  if constexpr (stream_count<f> == 4)
+    if (count == 4) return some.template operator()<4>();
+  while (count >= 2) some.template operator()<2>();
+  if (count > 0) some.template operator()<1>();
 }
 
 }  // namespace steppe::STEPPE_VARIANT

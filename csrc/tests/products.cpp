@@ -202,12 +202,13 @@ void test_format(const Kernels& kern, const SourceType& type) {
   CHECK(std::memcmp(alone.data(), out.data() + size_t(row) * size_t(n), size_t(n) * 4) == 0);
 }
 
-// Two column blocks at once give the bits of one after the other, whichever two they are, and write
+// Several column blocks at once give the bits of one after the other, whichever they are, and write
 // nowhere else.
-void test_pair(const Kernels& kern, const SourceType& type) {
-  const auto pair = kern.pair[int(type.format)];
-  if (!pair) return;
-  const int n = between(kColumns + 1, 100), rows = between(1, kPairRows);
+void test_streams(const Kernels& kern, const SourceType& type) {
+  const Streams& streams = kern.streams[int(type.format)];
+  if (streams.rows == 0) return;
+  CHECK(streams.rows <= kStreamRows && streams.count <= kStreams);
+  const int n = between(1, 150), rows = between(1, streams.rows);
   const int k = type.elements * between(1, type.elements == 32 ? 40 : 5);
   const Matrix m = matrix(type, random_blocks(type, n, k), n, k, nullptr);
   const std::vector<float> x = normals(size_t(rows) * size_t(k));
@@ -218,20 +219,25 @@ void test_pair(const Kernels& kern, const SourceType& type) {
   const std::vector<uint8_t> panels = panels_of(kern, Form::Q8, x.data(), rows, k);
   constexpr float kUntouched = -7e30f;
   std::vector<float> out(expected.size(), kUntouched);
-  const int first = between(0, m.w.blocks - 2), second = between(first + 1, m.w.blocks - 1);
-  ColumnBlock blocks[2];
-  for (int i = 0; i < 2; i++) {
-    const int b = i == 0 ? first : second, column = b * kColumns;
-    blocks[i] = {m.w.data + size_t(b) * m.w.stride, out.data() + column,
-                 biased ? biased + column : nullptr, added ? added + column : nullptr,
-                 std::min(kColumns, n - column)};
+  std::vector<int> order(static_cast<size_t>(m.w.blocks));
+  for (int b = 0; b < m.w.blocks; b++) order[size_t(b)] = b;
+  std::shuffle(order.begin(), order.end(), rng);
+  order.resize(size_t(std::min(between(1, streams.count), m.w.blocks)));
+  std::vector<ColumnBlock> blocks;
+  std::vector<bool> taken(size_t(m.w.blocks));
+  for (int b : order) {
+    const int column = b * kColumns;
+    blocks.push_back({m.w.data + size_t(b) * m.w.stride, out.data() + column,
+                      biased ? biased + column : nullptr, added ? added + column : nullptr,
+                      std::min(kColumns, n - column)});
+    taken[size_t(b)] = true;
   }
-  pair(blocks, m.w.supers, panels.data(), rows, size_t(n), size_t(n));
+  streams.run(blocks.data(), int(blocks.size()), m.w.supers, panels.data(), rows, size_t(n),
+              size_t(n));
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < n; c++) {
       const size_t at = size_t(r) * size_t(n) + size_t(c);
-      const int b = c / kColumns;
-      const float wanted = b == first || b == second ? expected[at] : kUntouched;
+      const float wanted = taken[size_t(c / kColumns)] ? expected[at] : kUntouched;
       CHECK(std::memcmp(&out[at], &wanted, sizeof wanted) == 0);
     }
 }
@@ -258,7 +264,7 @@ void test_products(const Kernels& kern) {
     const SourceType& type = *source_type(name);
     test_format(kern, type);
     if (layout_of(type.format).form == Form::Q8) test_integers(kern, type);
-    test_pair(kern, type);
+    test_streams(kern, type);
     test_many(kern, type);
   }
   CHECK(source_type("Q9_9") == nullptr);

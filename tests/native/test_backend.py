@@ -46,10 +46,12 @@ def floats(program: TinyProgram) -> TinyProgram:
     return program
 
 
-def quantised(program: TinyProgram, rng: np.random.Generator, dtype: str) -> TinyProgram:
-    """Every matrix in a stored type."""
+def quantised(
+    program: TinyProgram, rng: np.random.Generator, dtype: str, sites: tuple[str, ...] = ("",)
+) -> TinyProgram:
+    """Every matrix in a stored type, or those of some sites."""
     for name, weight in program.weights.items():
-        if weight.array.ndim == 1:
+        if weight.array.ndim == 1 or not any(site in name for site in sites):
             program.weights[name] = replace(weight, dtype="other")
             continue
         values = (rng.standard_normal(weight.shape) / 8).astype(np.float32)
@@ -180,6 +182,26 @@ def test_bits_do_not_depend_on_company_chunks_pages_or_threads(data: st.DataObje
             at += size
         expected = whole[ends[number] - lengths[number] : ends[number]]
         np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize("isa", VARIANTS)
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("inner", [7, 47, 80, 128])
+def test_a_gated_row_alone_has_its_bits_at_every_width(
+    rng: np.random.Generator, seed: int, isa: str, dtype: str, inner: int
+) -> None:
+    """Groups of columns that are read side by side need not be whole, nor of an even number."""
+    tokens = rng.integers(0, 61, 9).tolist()
+    program = TinyProgram(rng, layers=(CacheSpec(1, 8),), hidden=64, inner=inner)
+    program = quantised(program, rng, dtype, (".gate", ".up"))
+    outs = []
+    for size in (9, 2, 1):
+        backend = NativeBackend(threads=2, isa=isa)
+        driver = Driver(backend, program, np.random.default_rng(seed), sequences=1, tokens=16)
+        steps = (tokens[at : at + size] for at in range(0, len(tokens), size))
+        outs.append(np.concatenate([driver.step({0: s}, all_logits=True).logits for s in steps]))
+    np.testing.assert_array_equal(outs[1], outs[0])
+    np.testing.assert_array_equal(outs[2], outs[0])
 
 
 def test_rows_are_sampled_by_their_own_rules(rng: np.random.Generator) -> None:
