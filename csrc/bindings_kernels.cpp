@@ -226,8 +226,8 @@ double seconds() {
 
 // Seconds of one multiplication [m, k] x [n, k] of zeros and of a bare read of its packed weights, by
 // turns, medians of `repeats`, on `threads`.
-std::tuple<double, double> time_linear(const std::string& isa, const std::string& type, int m, int n, int k,
-                   int threads, int repeats) {
+std::tuple<double, double> time_linear(const std::string& isa, const std::string& type, int m,
+                                       int n, int k, int threads, int repeats) {
   const SourceType* source = source_type(type);
   demand(source && m > 0 && n > 0 && k > 0 && k % source->elements == 0, "no such matrix");
   Program program(kernels(isa), threads, n, 1);

@@ -268,7 +268,7 @@ class NativeBackend:
     def read_weights(self) -> int:
         """Read, on the step's threads, the weights that a decode of one sequence multiplies by, and
         do nothing with them; experts are left out. Returns their bytes as packed: the time it takes
-        is what no decode of one sequence can be faster than.
+        is what no decode of one sequence can be faster than. Not while a step runs.
         """
         return self._traced().program.read_weights()
 
